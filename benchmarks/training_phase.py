@@ -22,8 +22,9 @@ from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.update import Updater
-from solrl_trainer.settings.config import Lora, RunConfig
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.training_sections import Lora
 from support.results import Row, device_name, in_turns, measure_models, table
 from support.true_size import random_backbone
 from torch import nn

@@ -237,7 +237,7 @@ def test_benchmarks_and_scripts_have_no_circular_imports(folder: str) -> None:
 
 
 CONTENTLESS = {"asked", "found", "given", "held", "one", "own", "said", "seen", "shown", "taken", "told", "wanted"}
-PLAINLY_NAMED = ("clients", "core", "examples", "minis", "proto", "services")
+PLAINLY_NAMED = ("clients", "core", "examples", "minis", "proto", "services", "trainer")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 
 

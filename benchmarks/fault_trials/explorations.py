@@ -28,7 +28,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer.service.adapter_supply import AdapterSupply
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from tests.support.ray_nodes import ray_nodes
 from tests.support.redis_server import running_redis
 
@@ -90,7 +90,7 @@ class Asked:
             self.pushed_again |= pushed
             return pushed
 
-        source = replace(RunClient(config, self._client), restore=restore)
+        source = replace(RunRequests(config, self._client), restore=restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         pool = ThreadPoolExecutor(1)

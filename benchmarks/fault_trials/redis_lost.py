@@ -24,7 +24,7 @@ from solrl_rollout.store.errors import StoreUnavailableError
 from solrl_rollout.store.redis_store import RedisRunStore
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.service.adapter_supply import AdapterSupply
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from tests.support.adapters import stored_version
 from tests.support.redis_server import Keys, RedisServer, dump, running_redis
 
@@ -277,7 +277,7 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
     with RolloutClient(service.url, patience=60, pause=0.05) as client, shown_log(notes.append):
         supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=0)
-        source = replace(RunClient(config, client), restore=supply.restore)
+        source = replace(RunRequests(config, client), restore=supply.restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         before = source.candidates_of([_PROMPT], 1, 5, iteration=1)

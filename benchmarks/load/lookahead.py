@@ -15,7 +15,7 @@ from common import adapter_file, client_of, seconds_of, service
 from fault_trials.adapters import layout
 from solrl_trainer.prompts.prompt_sets import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.run_folder.metrics_file import own_time, read_metrics
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.presets import resolve
 from support.targets import Row
 
@@ -56,7 +56,7 @@ def _explore_seconds(url: str) -> float:
     config = config.model_copy(update={"explore": config.explore.model_copy(update={"precision": "auto"})})
     prompts, times = read_prompts(find_prompts(config.prompts), "train"), []
     with client_of(url) as client:
-        source = RunClient(config, client)
+        source = RunRequests(config, client)
         client.push(config.run, 0, None, config.model_name, adapter_file(layout(), rank=config.lora.rank, seed=0))
         for i in range(4):
             asked = prompts_of_iteration(prompts, config.explore.prompts, config.seed, i)

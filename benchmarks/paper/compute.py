@@ -56,7 +56,7 @@ def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Pas
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
     trained = algorithm.units(torch.zeros(config.explore.keep), config.explore.keep).numel() * prompts
     levels = trained_steps(_steps(config), fraction or config.algorithm.timestep_fraction)
-    points = trained * levels * config.optimizer.epochs
+    points = trained * levels
     for policy in ("current", *algorithm.fixed):
         passes[f"train {policy}"] += points
     return passes

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from solrl_trainer.algorithms import awm
 from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
 from solrl_trainer.algorithms.awm import Awm, AwmSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
@@ -26,20 +28,32 @@ _ROWS = _SAMPLES * _TIMES
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     **{name: {"weighting": name} for name in ("uniform", "t", "t_squared", "huber")},
-    "power": {"power": 0.4},
-    "elbo": {"kl_weighting": "elbo", "kl_weight": 0.5},
-    "clipped ratios": {"weighting": "uniform", "ratio_clip": 0.02},
-    "clipped advantages": {"adv_clip": 0.5, "adv_max": 2.0, "global_std": False},
-    "distances": {"kl_weight": 0.7, "old_kl_weight": 0.3},
+    "power": {"POWER": 0.4},
+    "clipped ratios": {"weighting": "uniform", "RATIO_CLIP": 0.02},
+    "clipped advantages": {"adv_clip": 0.5, "ADV_MAX": 2.0, "global_std": False},
+    "distances": {"kl_weight": 0.7, "OLD_KL_WEIGHT": 0.3},
 }
-"""Settings of each comparison."""
-_THEIR_NAMES = {"uniform": "Uniform", "elbo": "ELBO", "t_squared": "t**2"}
+"""Settings of each comparison, and constants of the algorithm's module in capitals."""
+_THEIR_NAMES = {"uniform": "Uniform", "t_squared": "t**2"}
 _FIGURES = {"kl": "kl_loss", "old_distance": "ema_kl_loss", "clipped": "clipfrac"}
 
 
+@contextmanager
+def _settings(case: Mapping[str, Any]) -> Iterator[AwmSettings]:
+    """The case's settings; its constants are those of the module within the block."""
+    constants = {name: value for name, value in case.items() if name.isupper()}
+    with patch.multiple(awm, **constants) if constants else nullcontext():
+        yield AwmSettings(**{name: value for name, value in case.items() if name not in constants})
+
+
 def ours(case: Mapping[str, Any]) -> Values:
+    with _settings(case) as settings:
+        return _our_values(settings)
+
+
+def _our_values(settings: AwmSettings) -> Values:
     given = fixed_inputs()
-    algorithm = Awm(AwmSettings(**case))
+    algorithm = Awm(settings)
     advantages = algorithm.advantages(given["rewards"]).flatten().repeat(_TIMES)
     v = given["v"].requires_grad_()
     batch = ForwardBatch(given["x_t"], given["t"], advantages, given["x0"], given["noise"])
@@ -50,7 +64,12 @@ def ours(case: Mapping[str, Any]) -> Values:
 
 def theirs(published: Published, case: Mapping[str, Any]) -> Values:
     """Values of the authors' training step."""
-    given, own = fixed_inputs(), AwmSettings(**case)
+    with _settings(case) as settings:
+        return _their_values(published, settings)
+
+
+def _their_values(published: Published, settings: AwmSettings) -> Values:
+    given = fixed_inputs()
     names: dict[str, Any] = {"torch": torch, "np": np, "autocast": nullcontext, "i": 0}
     names["accelerator"] = SimpleNamespace(is_main_process=False, backward=lambda loss: None)
     names |= published.definitions(_SCRIPT, ["compute_log_prob_awm"], names)
@@ -59,12 +78,12 @@ def theirs(published: Published, case: Mapping[str, Any]) -> Values:
     rewards = given["rewards"].reshape(-1, 1).numpy()
     t, x0, noise = given["t"].view(-1, 1, 1, 1), given["x0"], given["noise"]
     sample = {
-        "advantages": torch.as_tensor(names["PerPromptStatTracker"](own.global_std).update(prompts, rewards)),
+        "advantages": torch.as_tensor(names["PerPromptStatTracker"](settings.global_std).update(prompts, rewards)),
         "timesteps": t,
         "train_random_noise": noise,
         "clean_latents": x0,
     }
-    transformer, config = _Transformer(given), SimpleNamespace(train=_their_settings(own))
+    transformer, config = _Transformer(given), SimpleNamespace(train=_their_settings(settings))
     transformer.set_adapter("ema")
     old, *_ = names["compute_log_prob_awm"](
         *(transformer, None, sample, t, None, None, config, given["x_t"], x0, noise),
@@ -100,23 +119,22 @@ class _Transformer:
         return (self._velocities[self._adapter],)
 
 
-def _their_settings(own: AwmSettings) -> SimpleNamespace:
-    kl = _THEIR_NAMES[own.kl_weighting]
+def _their_settings(settings: AwmSettings) -> SimpleNamespace:
     return SimpleNamespace(
         cfg=False,
         off_policy=True,
         loss_type="exp_first",
         train_timesteps=_TIMES,
         batch_size=_SAMPLES,
-        weighting=_THEIR_NAMES.get(own.weighting, own.weighting),
-        ghuber_power=own.power,
-        adv_clip_max=own.adv_clip,
-        advantage_max=own.adv_max,
-        clip_range=own.ratio_clip,
-        beta=own.kl_weight,
-        kl_weight=kl,
-        ema_beta=own.old_kl_weight,
-        kl_ema_weight=kl,
+        weighting=_THEIR_NAMES.get(settings.weighting, settings.weighting),
+        ghuber_power=awm.POWER,
+        adv_clip_max=settings.adv_clip,
+        advantage_max=awm.ADV_MAX,
+        clip_range=awm.RATIO_CLIP,
+        beta=settings.kl_weight,
+        kl_weight="Uniform",
+        ema_beta=awm.OLD_KL_WEIGHT,
+        kl_ema_weight="Uniform",
     )
 
 

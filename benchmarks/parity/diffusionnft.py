@@ -4,18 +4,17 @@ The release multiplies float32 predictions by float64 advantages; ours are float
 """
 
 from collections.abc import Iterable
-from itertools import product
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from solrl_trainer.algorithms.algorithm import Velocities, group_advantages
-from solrl_trainer.algorithms.diffusionnft import AdvantageMode, DiffusionNft, DiffusionNftSettings
+from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.policy.policy import average_decay, old_decay
 from solrl_trainer.records.records import share_without_spread
-from solrl_trainer.settings.config import PolicySettings
+from solrl_trainer.settings.training_sections import PolicySettings
 
 from parity.published import Published, Values, normals, values_of
 
@@ -27,10 +26,10 @@ _AVERAGE = ("flow_grpo/ema.py", "diffusion/post_training/ema.py")
 
 BETAS_CLIPS_WEIGHTS = ((1.0, 5.0, 1e-4), (0.1, 5.0, 1e-4), (2.0, 0.5, 1.0))
 CASES: dict[str, Any] = {
-    **{f"{case[0]}, beta {case[1][0]:g}": case for case in product(get_args(AdvantageMode), BETAS_CLIPS_WEIGHTS)},
+    **{f"beta {case[0]:g}": case for case in BETAS_CLIPS_WEIGHTS},
     "": None,
 }
-"""Advantage mode, and (beta, clip, KL weight); None for what is no loss."""
+"""beta, clip and KL weight; None for what is no loss."""
 DECAYS = {
     0: PolicySettings(decay_max=0),
     1: PolicySettings(),
@@ -43,9 +42,9 @@ COUNTS = (1, 2, 10, 74, 75, 76, 100, 208, 209, 499, 500, 501, 2000)
 def ours(case: Any) -> Values:
     if case is None:
         return _our_others()
-    mode, (beta, clip, weight) = case
+    beta, clip, weight = case
     inputs = fixed_inputs()
-    settings = DiffusionNftSettings(beta=beta, adv_clip=clip, kl_weight=weight, advantage_mode=mode)
+    settings = DiffusionNftSettings(beta=beta, adv_clip=clip, kl_weight=weight)
     v = inputs["v"].requires_grad_()
     batch = ForwardBatch(inputs["x_t"], inputs["t"], inputs["advantages"], inputs["x0"], inputs["noise"])
     fixed = {"old": inputs["v_old"], "reference": inputs["v_ref"]}
@@ -66,9 +65,9 @@ def _our_others() -> Values:
 def theirs(published: Published, case: Any) -> Values:
     if case is None:
         return _their_others(published)
-    mode, (beta, clip, weight) = case
+    beta, clip, weight = case
     inputs = fixed_inputs()
-    train = SimpleNamespace(adv_clip_max=clip, adv_mode=mode, beta=weight)
+    train = SimpleNamespace(adv_clip_max=clip, adv_mode="all", beta=weight)
     samples = {"advantages": inputs["advantages"].double()[:, None]}
     v, t = inputs["v"].requires_grad_(), inputs["t"].view(-1, 1, 1, 1)
     names = {

@@ -57,7 +57,7 @@ def test_passes_are_those_that_a_run_makes(recipe: str, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Generator, "generate", generate)
     monkeypatch.setattr(Sana, "velocity", velocity)
-    for name in ("evaluate_base", "evaluate_average", "candidate_pairs"):
+    for name in ("evaluate_base", "evaluate_average", "compare_images"):
         monkeypatch.setattr(loop, name, uncounted(getattr(loop, name)))
     unjudged = {"iterations": 1, "optimizer.batch": 8, "evaluate.every": 0, "evaluate.rewards": []}
     config = Programme(changes=TINY | unjudged | SMALL[recipe]).experiment(recipe, 1).config

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from scipy.stats import kendalltau, rankdata, spearmanr
 from scipy.stats import t as student
-from solrl_proto.selection import levelled
+from solrl_proto.selection import merge_ties
 
 Group = npt.NDArray[np.float64]
 _INTERVAL = 0.95
@@ -156,9 +156,9 @@ def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]
     0 if only the proxy's rewards are equal; NaN if the true ones are, which rank nothing. A pruned candidate, whose
     proxy is NaN, does not count.
     """
-    cheap = _levelled(proxy)
+    cheap = _merge_ties(proxy)
     made = ~np.isnan(cheap)
-    cheap, exact = cheap[made], _levelled(true)[made]
+    cheap, exact = cheap[made], _merge_ties(true)[made]
     if np.ptp(exact) == 0:
         return math.nan, math.nan
     if np.ptp(cheap) == 0:
@@ -168,15 +168,15 @@ def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]
 
 def end_ranks(proxy: torch.Tensor, true: torch.Tensor, half: int) -> tuple[float, float]:
     """Mean true ranks of the `half` candidates of a group that the proxy ranks best, and worst."""
-    order = rankdata(-_levelled(true))[_from_best(_levelled(proxy))]
+    order = rankdata(-_merge_ties(true))[_from_best(_merge_ties(proxy))]
     return float(order[:half].mean()), float(order[-half:].mean())
 
 
-def _levelled(rewards: torch.Tensor) -> Group:
+def _merge_ties(rewards: torch.Tensor) -> Group:
     """The rewards of a group; rewards that are equal up to rounding become equal, NaN remains NaN."""
     values = rewards.double().numpy().copy()
     made = ~np.isnan(values)
-    values[made] = levelled(values[made].tolist())
+    values[made] = merge_ties(values[made].tolist())
     return values
 
 
@@ -186,8 +186,8 @@ def _from_best(rewards: Group) -> npt.NDArray[np.int64]:
 
 
 def _one_group(proxy: torch.Tensor, true: torch.Tensor, half: int, sizes: list[int]) -> list[float]:
-    exact = _levelled(true)
-    by_proxy, by_true = _from_best(_levelled(proxy)), _from_best(exact)
+    exact = _merge_ties(true)
+    by_proxy, by_true = _from_best(_merge_ties(proxy)), _from_best(exact)
     return [
         *correlations(proxy, true),
         *end_ranks(proxy, true, half),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-ROUNDING = 5e-6
+TIE_TOLERANCE = 5e-6
 """Two rewards of a group are equal up to rounding if they differ by at most this share of the larger magnitude.
 
 One image in batches of 1 to 64 gave cosines of CLIP that differed by at most 8e-7 in float32 and 3e-8 in bfloat16
@@ -14,7 +14,7 @@ _OF_SPREAD = 1e-3
 """Rewards that differ by more than this share of their group's spread are not equal, however far from 0 they are."""
 
 
-def levelled(rewards: Sequence[float]) -> list[float]:
+def merge_ties(rewards: Sequence[float]) -> list[float]:
     """One reward's values in a group, each replaced by the largest that it equals up to rounding.
 
     From the largest down: values that are equal up to rounding become equal, other values stay apart. For example
@@ -23,12 +23,12 @@ def levelled(rewards: Sequence[float]) -> list[float]:
     if not rewards:
         return []
     top, bottom = max(rewards), min(rewards)
-    if top - bottom <= ROUNDING * max(top, -bottom):
+    if top - bottom <= TIE_TOLERANCE * max(top, -bottom):
         return [top] * len(rewards)
     values, most = list(rewards), _OF_SPREAD * (top - bottom)
     for place in sorted(range(len(values)), key=values.__getitem__, reverse=True):
         value = values[place]
-        if top - value > min(most, ROUNDING * max(abs(top), abs(value))):
+        if top - value > min(most, TIE_TOLERANCE * max(abs(top), abs(value))):
             top = value
         values[place] = top
     return values

@@ -24,7 +24,7 @@ def test_each_adapter_fault_is_a_problem_kind(fault: str) -> None:
     assert ProblemKind[f"ADAPTER_{fault.upper()}"] == f"adapter-{fault}"
 
 
-NAMES = ["explore.prompts", "evaluate.prompts", "prompts", "optimizer.learning_rate", "optimizer.eps", "iterations"]
+NAMES = ["explore.prompts", "evaluate.prompts", "prompts", "optimizer.learning_rate", "optimizer.batch", "iterations"]
 
 
 @pytest.mark.parametrize(

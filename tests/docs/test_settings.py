@@ -6,7 +6,9 @@ from settings_page import page, settings_of
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.defaults import DEFAULT_PRESET, FIRST_SETTINGS
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.settings_yaml import sourced_yaml
 from tests.docs.fences import ROOT
 
 
@@ -19,6 +21,18 @@ def test_every_setting_is_described() -> None:
     rows = [*settings_of(RunConfig), *settings_of(RolloutSettings), *settings_of(RewardSettings)]
     assert {"explore.candidates", "optimizer.shard_base", "queue_limit", "batch"} <= {row.name for row in rows}
     assert all(row.meaning.endswith(".") for row in rows), [row.name for row in rows if not row.meaning.endswith(".")]
+
+
+def test_a_run_has_few_settings_and_the_page_and_a_dry_run_begin_with_those_to_know() -> None:
+    sections, _, algorithms = (ROOT / "docs" / "settings.md").read_text("utf-8").partition("### With `algorithm.name=")
+    names = re.findall(r"^\| `([\w.]+)` \|", sections, re.M)
+    own = re.findall(r"^\| `([\w.]+)` \|", algorithms.partition("### When a run is resumed")[0], re.M)
+    assert len(names) == len(set(names))
+    assert len({*names, *own}) <= 95
+    assert tuple(names[: len(FIRST_SETTINGS)]) == FIRST_SETTINGS
+    printed = [line.removeprefix("# ").partition(":")[0] for line in sourced_yaml(resolve(DEFAULT_PRESET))]
+    assert tuple(printed[: len(FIRST_SETTINGS)]) == FIRST_SETTINGS
+    assert set(names) <= set(printed)
 
 
 def test_the_guide_names_existing_settings_to_users_of_flow_grpo() -> None:

@@ -154,11 +154,11 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
     from pathlib import Path
 
     from solrl_trainer.rollouts.exploration import IterationSamples
-    from solrl_trainer.service.run_client import RunClient
+    from solrl_trainer.service.run_requests import RunRequests
 
-    request, gather, complete = RunClient.candidates_of, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
+    request, gather, complete = RunRequests.candidates_of, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
 
-    def late(client: RunClient, prompts: Any, version: int, *rest: Any, **more: Any) -> Any:
+    def late(client: RunRequests, prompts: Any, version: int, *rest: Any, **more: Any) -> Any:
         if version == 1:
             while not complete.exists():
                 time.sleep(0.02)
@@ -172,7 +172,7 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
         return found
 
     if os.environ["RANK"] == "1":
-        RunClient.candidates_of = late  # type: ignore[method-assign]
+        RunRequests.candidates_of = late  # type: ignore[method-assign]
     else:
         IterationSamples.gather = classmethod(noted)  # type: ignore[assignment,method-assign]
     solrl_train(argv)

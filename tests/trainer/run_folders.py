@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from solrl_proto.status import ScoringTime, Spread
-from solrl_trainer.evaluation.gallery import Gallery, Pair, save_gallery
+from solrl_trainer.evaluation.gallery import Gallery, ImageComparison, save_gallery
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Verdicts
 from solrl_trainer.records.records import IterationRecord
@@ -112,7 +112,10 @@ def sample_images(count: int, side: int = 64, seed: int = 0) -> torch.Tensor:
     return torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear", align_corners=True)
 
 
-PAIRS = [Pair(HOSTILE, 11, "best", 0.3126, 0.3068), Pair(HOSTILE, 2**53 - 1, "worst", 0.1923, 0.1995)]
+PAIRS = [
+    ImageComparison(HOSTILE, 11, "best", 0.3126, 0.3068),
+    ImageComparison(HOSTILE, 2**53 - 1, "worst", 0.1923, 0.1995),
+]
 
 
 def write_gallery(folder: Path, prompts: list[str] = PROMPTS, **images: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_trainer.policy.lora import LoraLinear, LoraWeights
 from solrl_trainer.policy.lora_product import lora_product
 from solrl_trainer.policy.policy import CURRENT, Policy
-from solrl_trainer.settings.config import Lora
+from solrl_trainer.settings.training_sections import Lora
 from tests.core.lora_helpers import own_copy
 from tests.trainer.training_helpers import velocity
 from torch import nn

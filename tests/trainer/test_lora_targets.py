@@ -14,8 +14,8 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.training_memory import plan_training
 from solrl_trainer.policy.policy import Policy
-from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.training_sections import Lora
 from tests.support.service_helpers import running_service
 from tests.support.small_model import small_model
 from tests.support.typed import accepted, typed

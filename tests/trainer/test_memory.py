@@ -23,11 +23,11 @@ from solrl_minis import catalog
 from solrl_proto.identifiers import Precision
 from solrl_trainer.commands.cli import main
 from solrl_trainer.memory import run_memory, training_memory
-from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, Wanted, plan_run
+from solrl_trainer.memory.run_memory import LayoutSettings, MemoryLayout, RunMemory, plan_run
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
 from solrl_trainer.policy.lora import inject
-from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.training_sections import Lora
 from tests.core.families.tiny_pipelines import write_z_image
 from tests.support.true_shapes import write_skeleton
 from tests.support.typed import accepted, refused, typed
@@ -116,7 +116,7 @@ def test_every_phase_is_planned_at_the_precision_it_runs_at(bare: PipelineBackbo
     peaks = plan_memory(bare, ["nvfp4"], 24).activations
     assert phases["denoise, nvfp4"] == peaks["denoise, nvfp4"]
     assert phases["decode"] == peaks["decode"]
-    assert both.total(STAYING) == both.held(STAYING) + max(phases.values())
+    assert both.total(STAYING) == both.resident(STAYING) + max(phases.values())
     layers = adapter_layout(bare.transformer, bare.lora_targets).values()
     # A [2, in] and B [out, 2] in float32, six times: two policies, two moments, two gradients.
     assert both.training.state == 6 * 4 * 2 * sum(sum(layer) for layer in layers)
@@ -131,12 +131,12 @@ PLAN = RunMemory(
     iteration={"samples": 10 * MIB},
     generation={"encode": 3 * MIB, "denoise, bf16": 12 * MIB, "decode": 25 * MIB},
     training=TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB),
-    wanted=Wanted(sharded=False, offloaded=False, checkpointed=None),
+    settings=LayoutSettings(sharded=False, offloaded=False, checkpointed=None),
 )
 
 
-def with_wanted(**wanted: Any) -> RunMemory:
-    return replace(PLAN, wanted=replace(PLAN.wanted, **wanted))
+def with_settings(**settings: Any) -> RunMemory:
+    return replace(PLAN, settings=replace(PLAN.settings, **settings))
 
 
 def gpu_for(layout: MemoryLayout) -> int:
@@ -146,15 +146,15 @@ def gpu_for(layout: MemoryLayout) -> int:
 
 def test_as_few_blocks_recompute_as_the_gpu_allows_and_the_largest_batch_is_found() -> None:
     four = replace(STAYING, checkpointed=4)
-    assert PLAN.held(STAYING) == (100 + 20 + 40 + 30 + 10 + 5) * MIB
-    assert [PLAN.total(layout) - PLAN.held(layout) for layout in (STAYING, four)] == [(40 + 10) * MIB, 25 * MIB]
+    assert PLAN.resident(STAYING) == (100 + 20 + 40 + 30 + 10 + 5) * MIB
+    assert [PLAN.total(layout) - PLAN.resident(layout) for layout in (STAYING, four)] == [(40 + 10) * MIB, 25 * MIB]
     assert PLAN.layout(gpu_for(STAYING)) == STAYING
     assert PLAN.layout(gpu_for(STAYING) - 1).checkpointed == 2
     assert PLAN.layout(0) == four
-    assert with_wanted(checkpointed=1).layout(0).checkpointed == 1
+    assert with_settings(checkpointed=1).layout(0).checkpointed == 1
     assert PLAN.largest_batch(8, gpu_for(STAYING)) == 8
-    one = with_wanted(checkpointed=0)
-    held = RESERVED + PLAN.held(STAYING)
+    one = with_settings(checkpointed=0)
+    held = RESERVED + PLAN.resident(STAYING)
     assert one.largest_batch(8, held + 26 * MIB) == 4
     assert one.largest_batch(8, held) == 0
     halved = TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
@@ -162,55 +162,55 @@ def test_as_few_blocks_recompute_as_the_gpu_allows_and_the_largest_batch_is_foun
 
 
 def test_encoders_leave_the_gpu_if_that_lets_the_run_fit_or_keep_more_activations() -> None:
-    free = with_wanted(offloaded=None)
+    free = with_settings(offloaded=None)
     assert free.layout(gpu_for(STAYING)) == STAYING
     # One byte less, and two blocks would recompute beside them.
     offloaded = replace(STAYING, offloaded=True)
     assert free.layout(gpu_for(STAYING) - 1) == offloaded
     assert free.total(offloaded) == free.total(STAYING) - 40 * MIB
     assert PLAN.layout(gpu_for(STAYING) - 1).offloaded is False
-    assert with_wanted(offloaded=True).layout(10**12) == offloaded
+    assert with_settings(offloaded=True).layout(10**12) == offloaded
     # They come to encode, while nothing is trained.
     large = replace(free, encoders={"text_encoder": 90 * MIB})
     assert large.phases(offloaded) == PLAN.phases(STAYING) | {"encode": (90 + 3) * MIB}
     # Where the settings determine how many recompute, they leave only if the run does not fit with them.
-    every = with_wanted(offloaded=None, checkpointed=0)
+    every = with_settings(offloaded=None, checkpointed=0)
     assert not every.layout(gpu_for(STAYING)).offloaded
     assert every.layout(gpu_for(STAYING) - 1).offloaded
 
 
 def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
-    free = with_wanted(sharded=None, offloaded=None)
+    free = with_settings(sharded=None, offloaded=None)
     smallest = MemoryLayout(sharded=False, offloaded=True, checkpointed=4)
-    needed = RESERVED + PLAN.held(smallest) + PLAN.phases(smallest)["train"]
+    needed = RESERVED + PLAN.resident(smallest) + PLAN.phases(smallest)["train"]
     assert not free.layout(needed).sharded
     found = free.layout(needed - 1)
     assert found == MemoryLayout(sharded=True, offloaded=False, checkpointed=0)
-    assert free.held(found) == (30 + 5 + 40 + 30 + 10 + 5) * MIB
+    assert free.resident(found) == (30 + 5 + 40 + 30 + 10 + 5) * MIB
     assert free.phases(found) == {
         "encode": 3 * MIB,
         "denoise, bf16": (12 + 4) * MIB,
         "decode": 25 * MIB,
         "train": (40 + 10 + 4) * MIB,
     }
-    assert not with_wanted(sharded=False).layout(0).sharded
-    assert with_wanted(sharded=True).layout(10**12).sharded
+    assert not with_settings(sharded=False).layout(0).sharded
+    assert with_settings(sharded=True).layout(10**12).sharded
 
 
 @pytest.mark.parametrize(
     ("settings", "ranks", "expected"),
     [
-        ((), 1, Wanted(False, None, None)),
-        ((), 4, Wanted(None, None, None)),
-        (("optimizer.shard_base=true", "optimizer.encoders=cpu"), 4, Wanted(True, True, None)),
-        (("optimizer.activation_checkpointing=false",), 1, Wanted(False, None, 0)),
-        (("optimizer.activation_checkpointing=true",), 1, Wanted(False, None, 5)),
-        (("optimizer.activation_checkpointing=99",), 1, Wanted(False, None, 5)),
-        (("optimizer.encoders=gpu", "optimizer.activation_checkpointing=3"), 1, Wanted(False, False, 3)),
+        ((), 1, LayoutSettings(False, None, None)),
+        ((), 4, LayoutSettings(None, None, None)),
+        (("optimizer.shard_base=true", "optimizer.encoders=cpu"), 4, LayoutSettings(True, True, None)),
+        (("optimizer.activation_checkpointing=false",), 1, LayoutSettings(False, None, 0)),
+        (("optimizer.activation_checkpointing=true",), 1, LayoutSettings(False, None, 5)),
+        (("optimizer.activation_checkpointing=99",), 1, LayoutSettings(False, None, 5)),
+        (("optimizer.encoders=gpu", "optimizer.activation_checkpointing=3"), 1, LayoutSettings(False, False, 3)),
     ],
 )
-def test_settings_determine_the_layout(settings: tuple[str, ...], ranks: int, expected: Wanted) -> None:
-    wanted = Wanted.of(tiny_config(*settings), 5, ranks)
+def test_settings_determine_the_layout(settings: tuple[str, ...], ranks: int, expected: LayoutSettings) -> None:
+    wanted = LayoutSettings.of(tiny_config(*settings), 5, ranks)
     assert wanted == expected
     assert wanted.layout == (replace(STAYING, checkpointed=3) if expected.checkpointed == 3 else None)
 
@@ -240,12 +240,12 @@ def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: P
     assert four.sharded["generator"] == pytest.approx(2 * 190 * 3072**2 / 4, rel=0.01)
     assert four.weights["transformer"] == pytest.approx(2 * 11.9e9, rel=0.01)
     assert four.encoders["text_encoder_2"] == pytest.approx(2 * 4.76e9, rel=0.01)
-    alone = replace(four, wanted=replace(four.wanted, sharded=False))
+    alone = replace(four, settings=replace(four.settings, sharded=False))
     assert not alone.fits(alone.layout(gpu), gpu)
     assert not alone.layout(gpu).sharded
     for remaining in ("optimizer.encoders=gpu", "optimizer.shard_base=false"):
         other = replace(
-            four, wanted=Wanted.of(resolve("flux1/sol_rl/hpsv2", overrides=[SERVED, remaining]).config, 57, 4)
+            four, settings=LayoutSettings.of(resolve("flux1/sol_rl/hpsv2", overrides=[SERVED, remaining]).config, 57, 4)
         )
         assert not other.fits(other.layout(gpu), gpu)
 

@@ -7,7 +7,7 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
-from solrl_trainer.settings.config import Lora, PolicySettings
+from solrl_trainer.settings.training_sections import Lora, PolicySettings
 from tests.trainer.training_helpers import same, velocity
 
 LORA = Lora(rank=2, alpha=4)
@@ -41,10 +41,8 @@ def test_only_the_current_policy_leaves_the_base(loaded: Backbone, backbone: Bac
     assert not torch.allclose(velocity(backbone, policy), base, atol=1e-3)
 
 
-@pytest.mark.parametrize("counter", ["iterations", "updates"])
-def test_a_decay_counts_iterations_or_optimiser_steps(policy: Policy, counter: str) -> None:
-    """Three iterations of two steps each."""
-    settings = PolicySettings.model_validate({"counter": counter, "decay_rate": 0.1, "decay_max": 0.9})
+def test_decays_count_iterations(policy: Policy) -> None:
+    settings = PolicySettings(decay_rate=0.1, decay_max=0.9)
     old, average = ({key: value.double() for key, value in policy.tensors(name).items()} for name in (OLD, CURRENT))
 
     def followed(weights: dict[str, torch.Tensor], decay: float) -> dict[str, torch.Tensor]:
@@ -52,15 +50,10 @@ def test_a_decay_counts_iterations_or_optimiser_steps(policy: Policy, counter: s
         return {key: decay * value + (1 - decay) * current[key].double() for key, value in weights.items()}
 
     for iteration in range(3):
-        for step in (2 * iteration + 1, 2 * iteration + 2):
-            move(policy, seed=step)
-            if counter == "updates":
-                policy.average(step, settings.ema)
-                average = followed(average, (1 + step) / (10 + step))
-        policy.decay_and_average(iteration, settings, steps=2)
-        old = followed(old, 0.1 * (iteration + 1) * (2 if counter == "updates" else 1))
-        if counter == "iterations":
-            average = followed(average, (1 + iteration) / (10 + iteration))
+        move(policy, seed=iteration)
+        policy.decay_and_average(iteration, settings)
+        old = followed(old, 0.1 * (iteration + 1))
+        average = followed(average, (1 + iteration) / (10 + iteration))
     for found, expected in ((policy.tensors(OLD), old), (policy.averaged, average)):
         assert all(torch.allclose(found[key], value.float(), atol=1e-6) for key, value in expected.items())
 

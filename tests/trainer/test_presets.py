@@ -108,9 +108,9 @@ def test_an_unknown_setting_is_refused_with_its_name_and_source(key: str, layer:
     [
         ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
         ({"overrides": ["explore.precision=int4"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
-        ({"files": {"a.yaml": {"optimizer": {"eps": "low"}}}}, ["optimizer.eps", "a.yaml", "'low'"]),
+        ({"files": {"a.yaml": {"optimizer": {"batch": "low"}}}}, ["optimizer.batch", "a.yaml", "'low'"]),
         ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'"]),
-        ({"overrides": ["optimizer.betas=[a, 0.9]"]}, ["optimizer.betas", "--set", "'a'"]),
+        ({"overrides": ["evaluate.rewards=[{}]"]}, ["evaluate.rewards", "--set", "{}"]),
         ({"overrides": ["optimizer.learning_rate=.nan"]}, ["optimizer.learning_rate", "--set", "nan"]),
     ],
 )
@@ -146,7 +146,7 @@ def test_fast_keeps_the_models_rate_and_falls_to_the_end_of_the_run() -> None:
     for preset, rate in (("flux1/fast/imagereward", 3e-4), ("mini-text/fast/ocr", 1e-3)):
         config = resolve(preset, overrides=["iterations=30"]).config
         assert (config.optimizer.learning_rate, config.optimizer.cosine_iterations) == (rate, 30)
-        assert (config.explore.candidates, config.explore.keep, config.optimizer.steps) == (24, 4, 6)
+        assert (config.explore.candidates, config.explore.keep, config.optimizer.updates) == (24, 4, 6)
         assert config.two_stage
 
 
@@ -266,6 +266,8 @@ UNMERGED = "explore.adapter=unmerged"
             "regenerate.at=service from --set, which is gone: .*at=trainer",
         ),
         (PRESET, ["regenerate.share=0.5"], "got regenerate.share=0.5 from --set, which is gone: .*; omit it"),
+        (PRESET, ["policy.counter=updates"], "got policy.counter=updates from --set, which is gone: .*; omit it"),
+        ("mini-sana/awm/clipscore", ["algorithm.power=0.5"], "got algorithm.power=0.5 from --set, which is gone: AWM"),
         (PRESET, [SERVED, "explore.share=auto"], "which is gone: expected a number; `solrl-train layout` computes"),
         (PRESET, [SERVED, "explore.share=0"], "explore.share"),
         (PRESET, ["explore.share=0.5"], "share is 0.5, but no service explores; expected explore.share=1"),
@@ -280,7 +282,8 @@ def test_settings_of_earlier_runs_are_read_unless_what_is_gone_had_an_effect() -
     raw = resolve(PRESET).config.model_dump(mode="json")
     earlier = raw | {"explore": raw["explore"] | {"refill": 0, "frames": None}}
     earlier["regenerate"] = raw["regenerate"] | {"share": "auto"}
-    earlier["optimizer"] = raw["optimizer"] | {"streamed": True}
+    earlier["optimizer"] = raw["optimizer"] | {"streamed": True, "betas": [0.9, 0.999], "eps": 1e-8, "epochs": 1}
+    earlier["algorithm"] = raw["algorithm"] | {"advantage_mode": "all"}
     assert RunConfig.model_validate(earlier).model_dump(mode="json") == raw
     assert resolve_again(RunConfig.model_validate(earlier), overrides=["optimizer.streamed=false"]).config == (
         RunConfig.model_validate(raw)
@@ -321,9 +324,7 @@ COMMON: dict[str, Any] = {
     "lora.rank": 32,
     "lora.alpha": 64.0,
     "optimizer.learning_rate": 3e-4,
-    "optimizer.betas": (0.9, 0.999),
     "optimizer.weight_decay": 1e-4,
-    "optimizer.eps": 1e-8,
     "optimizer.updates": 1,
     "algorithm.name": "diffusionnft",
     "algorithm.global_std": True,

@@ -18,7 +18,7 @@ from solrl_trainer.prompts.prompt_sets import (
 )
 from solrl_trainer.prompts.prompt_source import PromptSource
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts
+from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts
 from solrl_trainer.session import open_session
 from solrl_trainer.settings.presets import resolve
 from tests.trainer.training_helpers import prompts_in

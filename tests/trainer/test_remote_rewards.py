@@ -11,7 +11,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from solrl_trainer.commands.doctor import check
-from solrl_trainer.commands.preflight import check_run, require_judges, usable_judges
+from solrl_trainer.commands.preflight import check_run, require_usable_rewards, usable_rewards
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.service.requirements import require_rewards, reward_specs
@@ -27,15 +27,15 @@ SMALL = (*QUICK, "explore.prompts=1", "explore.keep=4", "explore.candidates=8", 
 
 def test_a_reward_of_a_server_needs_no_code_here(notes: list[str]) -> None:
     prompts, options = [PromptItem(id="p", text="a red circle")], {"elsewhere:only": {"at": AWAY}}
-    require_judges(["elsewhere:only"], prompts, "train", options)
-    assert usable_judges(["elsewhere:only", "verifier"], prompts, options) == ["elsewhere:only"]
+    require_usable_rewards(["elsewhere:only"], prompts, "train", options)
+    assert usable_rewards(["elsewhere:only", "verifier"], prompts, options) == ["elsewhere:only"]
     assert [note.partition(": ")[0] for note in notes] == [
         "prompts are not checked with elsewhere:only",
         "prompts are not checked with elsewhere:only",
         "held-out images are not scored with verifier",
     ]
     with pytest.raises(ValueError, match="elsewhere"):
-        require_judges(["elsewhere:only"], prompts, "train")
+        require_usable_rewards(["elsewhere:only"], prompts, "train")
 
 
 FUSSY = "tests.services.served_rewards:fussy"
@@ -166,7 +166,7 @@ def test_requests_name_the_server_of_what_is_not_loaded(service: RunningService,
 
 def test_a_service_that_asks_no_server_is_refused(service: RunningService, server: str, tmp_path: Path) -> None:
     config = bringing(service, AWAY, output=tmp_path / "away")
-    with pytest.raises(ProblemError, match=f"does not ask the reward server at {AWAY}") as caught:
+    with pytest.raises(ProblemError, match=f"does not call the reward server at {AWAY}") as caught:
         check_run(config, resume=False)
     problem = caught.value.problem
     assert (problem.kind, problem.got, problem.expected) == ("reward-not-loaded", AWAY, [server])
@@ -176,7 +176,7 @@ def test_a_service_that_asks_no_server_is_refused(service: RunningService, serve
         models = client.models()
     hosted, none = models.models[0], models.model_copy(update={"reward_hosts": ()})
     asked = reward_specs(config.service_rewards(), config, hosted)
-    with pytest.raises(ProblemError, match="asks no reward servers of runs"):
+    with pytest.raises(ProblemError, match="does not call reward servers of runs"):
         require_rewards(service.url, none, hosted, asked)
     odd = [spec.model_copy(update={"at": f"{server}/path"}) for spec in asked if spec.at]
     with pytest.raises(ProblemError, match="contains the path '/path'"):

@@ -1,4 +1,4 @@
-"""Selection: the kept candidates of a group, by mode."""
+"""Selection: the kept candidates of a group."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.rollouts.selection import best_worst, select, uniform
+from solrl_trainer.rollouts.selection import best_worst, select
 from solrl_trainer.settings.rollout_sections import Explore
 
 
@@ -59,43 +59,11 @@ def test_a_count_out_of_range_and_a_non_finite_reward_are_refused() -> None:
             best_worst([1.0, 2.0, bad, bad], 2)
 
 
-SCORES = [0.1, 0.9, 0.5, 0.3, 0.7, 0.2]
+def group(*scores: float) -> CandidateGroup:
+    return CandidateGroup(PromptItem(id="p", text="a red circle"), range(10, 10 + len(scores)), scores)
 
 
-def test_random_candidates_are_kept_regardless_of_scores() -> None:
-    found = [uniform(SCORES, 3, seed) for seed in range(60)]
-    assert {index for kept in found for index in kept} == set(range(6))
-    assert len({tuple(kept) for kept in found}) > 10
-
-
-@given(
-    rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=30),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 2**53 - 1),
-)
-def test_random_candidates_come_in_order_of_score(rewards: list[float], share: float, seed: int) -> None:
-    count = 2 + round(share * (len(rewards) - 2))
-    kept = uniform(rewards, count, seed)
-    assert len(kept) == len(set(kept)) == count
-    values = [rewards[index] for index in kept]
-    assert values == sorted(values, reverse=True)
-    assert uniform(rewards, count, seed) == kept
-
-
-def group(*scores: float, prompt: str = "p") -> CandidateGroup:
-    return CandidateGroup(PromptItem(id=prompt, text="a red circle"), range(10, 10 + len(scores)), scores)
-
-
-def test_a_selection_has_no_pruned_candidates_and_depends_on_seed_and_prompt() -> None:
-    selection = select(group(0.1, math.nan, 0.5, 0.3, math.nan, 0.2), Explore(keep=2), 0)
+def test_a_selection_has_no_pruned_candidates() -> None:
+    selection = select(group(0.1, math.nan, 0.5, 0.3, math.nan, 0.2), Explore(keep=2))
     assert (selection.seeds, selection.scores) == ([12, 10], [0.5, 0.1])
     assert selection.samples is None
-    settings = Explore(keep=4, candidates=24, selection="random")
-    scores = [float(index) for index in range(24)]
-    one = select(group(*scores), settings, 7).seeds
-    assert select(group(*scores), settings, 7).seeds == one
-    assert select(group(*scores), settings, 8).seeds != one
-    assert select(group(*scores, prompt="q"), settings, 7).seeds != one
-    # Pruning requires a selection of the extremes.
-    with pytest.raises(ValueError, match="selection random needs all candidates"):
-        Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "random"})

@@ -17,12 +17,12 @@ from solrl_core.image_files import lossless_file
 from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import PromptItem
 from solrl_proto.status import Estimate, HeldOut, RunSettings
-from solrl_trainer.loop import begin_pairs
+from solrl_trainer.loop import begin_comparisons
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.config import RunConfig
 from tests.trainer.hostile_service import Answer, HostileService, hostile_service
 from tests.trainer.run_folders import iteration_record
@@ -33,7 +33,7 @@ REFUSAL = {"type": "urn:solrl:problem:invalid-request", "title": "Request is not
 REFUSED = Answer(422, parts=(json.dumps(REFUSAL | {"detail": "Extra inputs are not permitted"}).encode(),))
 
 
-def no_images() -> RunClient:
+def no_images() -> RunRequests:
     raise AssertionError("no images are due")
 
 
@@ -149,14 +149,14 @@ def test_wrong_pictures_of_a_service_end_no_run(
     samples: Any = SimpleNamespace(groups=[group], scores=trained.scores[None], exploration=explored)
     model: Any = SimpleNamespace(height=8, width=8, frames=1)
     with RolloutClient(service.url, patience=0) as client:
-        source = RunClient(tiny_config(), client, model=model)
+        source = RunRequests(tiny_config(), client, model=model)
         session: Any = SimpleNamespace(
             models=None, adapters={0: b""}, world=Communicator(), config=tiny_config(), source=source
         )
-        assert begin_pairs(session, RunLog(), 0, samples)() is None
+        assert begin_comparisons(session, RunLog(), 0, samples)() is None
         assert fault in notes[-1], notes
         service.change_group = lambda line: line.update(images=[png(8), png(8)])
-        assert begin_pairs(session, RunLog(), 0, samples)().explored.shape == (2, 3, 8, 8)
+        assert begin_comparisons(session, RunLog(), 0, samples)().explored.shape == (2, 3, 8, 8)
 
 
 def test_images_take_at_most_a_hundredth_of_the_services_time() -> None:

@@ -18,8 +18,8 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.run import run
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.start_lora import read_start
-from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.training_sections import Lora
 from tests.core.lora_helpers import own_copy, random_adapter
 from tests.support.typed import typed
 from tests.trainer.training_helpers import QUICK

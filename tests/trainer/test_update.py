@@ -98,9 +98,7 @@ def test_more_steps_than_pairs_are_refused(backbone: Backbone) -> None:
     assert same(policy.tensors(CURRENT), before)
 
 
-def test_each_epoch_takes_the_steps_with_timesteps_and_noise_of_its_own(
-    loaded: Backbone, backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_trains_every_sample_at_its_timesteps_with_noise_of_its_own(backbone: Backbone) -> None:
     seen: list[tuple[float, float, float]] = []
 
     class Watched(DiffusionNft):
@@ -110,27 +108,18 @@ def test_each_epoch_takes_the_steps_with_timesteps_and_noise_of_its_own(
             found = super().loss(batch, velocity)
             return Loss(found.value, {**found.figures, "one": 1.0})
 
-    config = tiny_config("optimizer.epochs=3", "algorithm.timestep_fraction=0.5", "policy.counter=updates")
+    config = tiny_config("algorithm.timestep_fraction=0.5")
     policy, optimizer = make_policy(backbone, config)
-    algorithm, steps = Watched(DiffusionNftSettings(timestep_fraction=0.5)), list[int]()
-    monkeypatch.setattr(policy, "average", lambda step, ema: steps.append(step))
-    own = replace(updater(policy, backbone, optimizer, config), algorithm=algorithm)
-    logged = own.update(make_samples(backbone), 4)
-    # Four samples at two of four timesteps, in each of three epochs of two steps.
-    assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
-    assert steps == [25, 26, 27, 28, 29, 30]
-    epochs = [seen[start : start + 8] for start in (0, 8, 16)]
-    assert len(seen) == 24
-    for epoch in epochs:
-        assert set(Counter(sample for sample, _, _ in epoch).values()) == {2}
-    pairs_of = [frozenset((sample, t) for sample, t, _ in epoch) for epoch in epochs]
-    assert len(set(pairs_of)) == 3
-    assert len({noise for _, _, noise in seen}) == 24
-    # Figures are means over all epochs.
-    assert logged.figures["one"] == pytest.approx(1)
-    assert (
-        logged.figures["kl"] > trained(loaded, tiny_config("algorithm.timestep_fraction=0.5"), 4)[1].figures["kl"] > 0
+    algorithm = Watched(DiffusionNftSettings(timestep_fraction=0.5))
+    logged = replace(updater(policy, backbone, optimizer, config), algorithm=algorithm).update(
+        make_samples(backbone), 4
     )
+    # Four samples at two of four timesteps, in two steps.
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    assert set(Counter(sample for sample, _, _ in seen).values()) == {2}
+    assert len({(sample, t) for sample, t, _ in seen}) == len({noise for _, _, noise in seen}) == len(seen) == 8
+    # Figures are means over both steps.
+    assert logged.figures["one"] == pytest.approx(1)
 
 
 def test_the_batch_size_changes_only_the_rounding(loaded: Backbone) -> None:

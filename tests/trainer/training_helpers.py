@@ -10,7 +10,7 @@ from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.memory.run_memory import Wanted
+from solrl_trainer.memory.run_memory import LayoutSettings
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.ranks.communicator import Communicator
@@ -50,7 +50,7 @@ def sets(*settings: str) -> list[str]:
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A new policy and its optimiser."""
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
-    policy = build_policy(backbone, config, Wanted.of(config, blocks, 1).checkpointed or 0)
+    policy = build_policy(backbone, config, LayoutSettings.of(config, blocks, 1).checkpointed or 0)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 

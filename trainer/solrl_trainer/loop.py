@@ -27,7 +27,7 @@ from solrl_trainer.evaluation.held_out import (
 from solrl_trainer.evaluation.stopping import held_out_scores, reason_to_stop
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.policy.update import UpdateFigures
-from solrl_trainer.prompts.prompt_rewards import mean_weights, weights_of_all
+from solrl_trainer.prompts.prompt_rewards import mean_weights, weights_per_prompt
 from solrl_trainer.ranks.communicator import Communicator, require_equal, wait_for_rank_zero
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
@@ -35,9 +35,9 @@ from solrl_trainer.records.records import IterationRecord, share_without_spread,
 from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
 from solrl_trainer.records.trackers.run_trackers import Trackers
-from solrl_trainer.rollouts.exploration import IterationSamples, seed_root
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
-from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS, CandidatePairs, candidate_pairs
+from solrl_trainer.rollouts.exploration import IterationSamples
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, batched, best_and_worst
+from solrl_trainer.rollouts.image_comparisons import SHOWN_EACH, SHOWN_PROMPTS, ImageComparisons, compare_images
 from solrl_trainer.rollouts.selection import select
 from solrl_trainer.run_folder import checkpoints, resuming
 from solrl_trainer.run_folder.resuming import Change
@@ -55,7 +55,7 @@ class Result:
         prompts: held-out prompts, in the order of the evaluations.
         seeds: of each prompt's image in them.
         before, after: evaluations of the base and of the averaged weights; if `before` was read, only rank 0 has it.
-        weights: trained reward → its weight for these prompts, see `weights_of_all`.
+        weights: trained reward → its weight for these prompts, see `weights_per_prompt`.
         seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
         spearman: rank fidelity of exploration by version, where it was measured; only on rank 0.
@@ -77,7 +77,7 @@ class Result:
     version: int
     stopped: str | None
     samples: IterationSamples | None
-    pairs: CandidatePairs | None = None
+    pairs: ImageComparisons | None = None
 
 
 def train(
@@ -108,29 +108,29 @@ def train(
         FloatingPointError: a loss or gradient that is not finite.
     """
     world = world or Communicator()
-    found = checkpoints.latest(config.output / "checkpoints", checkpoint, world) if resume else None
+    stored = checkpoints.latest(config.output / "checkpoints", checkpoint, world) if resume else None
     with (
         open_run_log(config, reporter, world, trackers) as log,
         open_session(config, world, log.waiting) as session,
     ):
         models, version, changes = session.models, 0, list[Change]()
         log.model = models.backbone
-        if found is not None:
+        if stored is not None:
             if world.rank == 0:
-                changes = resuming.check(found, config, session.parts, allowed)
-            checkpoints.restore(found, models.policy, session.updater.optimizer)
-            version = found.version
+                changes = resuming.check(stored, config, session.parts, allowed)
+            checkpoints.restore(stored, models.policy, session.updater.optimizer)
+            version = stored.version
             logger.info(f"continuing after {version} iterations")
         elif config.start_lora is not None:
             policy = models.policy
-            weights, said = read_start(config.start_lora, models.backbone, policy.average_adapter())
+            weights, summary = read_start(config.start_lora, models.backbone, policy.average_adapter())
             policy.start_from(weights)
-            logger.info(said)
-        adapters = found.adapters if found else {0: encode_adapter(models.policy.behaviour())}
+            logger.info(summary)
+        adapters = stored.adapters if stored else {0: encode_adapter(models.policy.behaviour())}
         # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.
         session.start(adapters, log.pushed_digests() if resume else set())
-        log.rewind(version if found else -1)
+        log.rewind(version if stored else -1)
         log.changed(version, changes)
         if resume and world.rank == 0:
             checkpoints.drop_after(config.output / "checkpoints", version)
@@ -138,7 +138,7 @@ def train(
 
         before = evaluate_base(session, log, again=resume)
         samples = None
-        pictures: Pending[CandidatePairs | None] | None = None
+        pictures: Pending[ImageComparisons | None] | None = None
         stopped, trained = None, config.iterations
         for iteration in range(version, config.iterations):
             evaluate_along(session, log, iteration, before)
@@ -150,7 +150,7 @@ def train(
             samples = collect_samples(session, log, iteration)
             if iteration == version and config.explore.source == "model":
                 log_shares(_shares(config, samples))
-            pictures = begin_pairs(session, log, iteration, samples)
+            pictures = begin_comparisons(session, log, iteration, samples)
             train_step(session, log, iteration, samples)
         best = trained
         if stopped is None:
@@ -167,7 +167,7 @@ def train(
             seeds=[shown_seed(prompt) for prompt in session.test_prompts],
             before=before,
             after=after,
-            weights=weights_of_all(session.test_prompts, config.rewards),
+            weights=weights_per_prompt(session.test_prompts, config.rewards),
             seconds=log.seconds(),
             spearman=log.spearman,
             iterations=trained,
@@ -184,18 +184,18 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
     A GPU regenerates small groups together, and scores them while it generates the next.
     """
     config, clock = session.config, session.device.clock
-    explore, root = config.explore, seed_root(config.seed, iteration)
-    prompts, own = session.prompts(iteration), session.device.own_prompts(iteration)
+    explore = config.explore
+    prompts, local = session.prompts(iteration), session.device.own_prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     clock.restart()
     exploration = session.source.explore(iteration)
     begun: list[tuple[list[CandidateGroup], Pending[ScoredSamples]]] = []
     explored = 0
-    for part in parts_of(log.candidates(iteration, exploration), session.device.groups_per_batch(explore.keep)):
+    for part in batched(log.candidates(iteration, exploration), session.device.groups_per_batch(explore.keep)):
         explored += len(part)
-        done = round(explore.prompts * explored / len(own))  # the other ranks are taken to be as far
+        done = round(explore.prompts * explored / len(local))  # the other ranks are taken to be as far
         log.counted(iteration, "explored", done * explore.candidates, explore.prompts * explore.candidates)
-        selections = [select(group, explore, root) for group in part]
+        selections = [select(group, explore) for group in part]
         with log.phase(iteration, "regenerate"):
             begun.append((selections, session.device.regenerate(selections)))
         if config.two_stage:
@@ -204,7 +204,7 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
     for selections, scored in begun:
         with log.phase(iteration, "regenerate"):
             for selection, regenerated in zip(selections, scored().split(len(selections)), strict=True):
-                images = outermost(regenerated.images, SHOWN_EACH)
+                images = best_and_worst(regenerated.images, SHOWN_EACH)
                 groups.append(replace(selection, samples=replace(regenerated, images=images)))
     clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
@@ -225,7 +225,7 @@ def train_step(session: Session, log: RunLog, iteration: int, samples: Iteration
             iteration,
             lambda done, every: log.counted(iteration, "trained", int(total * done / every), total),
         )
-        models.policy.decay_and_average(iteration, config.policy, config.optimizer.steps)
+        models.policy.decay_and_average(iteration, config.policy)
         adapter = encode_adapter(models.policy.behaviour())
     digest = adapter_digest(adapter)
     require_equal(f"the adapter after iteration {iteration}", digest, session.world)
@@ -247,12 +247,12 @@ def _aggregated(
     config = session.config
     if config.explore.source != "model":
         return scores
-    return aggregated(config.algorithm, rewards, weights_of_all(prompts, config.rewards))
+    return aggregated(config.algorithm, rewards, weights_per_prompt(prompts, config.rewards))
 
 
-def begin_pairs(
+def begin_comparisons(
     session: Session, log: RunLog, iteration: int, samples: IterationSamples
-) -> Pending[CandidatePairs | None]:
+) -> Pending[ImageComparisons | None]:
     """Collect explored and regenerated images of some selected seeds for the report, if the run ends here.
 
     Training does not wait for them: a service makes those of the last iteration meanwhile. Others, and those of this
@@ -260,17 +260,17 @@ def begin_pairs(
     """
     models, adapter = session.models, session.adapters[iteration]
 
-    def collect() -> CandidatePairs | None:
+    def collect() -> ImageComparisons | None:
         pairs = None
         if session.world.rank == 0 and session.config.two_stage:
             try:
-                pairs = candidate_pairs(samples, session.source.images_of, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
+                pairs = compare_images(samples, session.source.images_of, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
             except Exception as error:  # a training must not fail because of images for its report
                 logger.warning(f"the report does not show explored and regenerated images: {error}")
-        log.pairs_ready(iteration, samples, pairs)
+        log.comparisons_ready(iteration, samples, pairs)
         return pairs
 
-    def return_and_collect() -> CandidatePairs | None:
+    def return_and_collect() -> ImageComparisons | None:
         if session.config.two_stage:
             models.merge_behaviour(adapter, iteration)
         pairs = collect()
@@ -297,7 +297,7 @@ def training_samples(session: Session, samples: IterationSamples, advantages: to
 def _conditioning(session: Session, prompts: Sequence[PromptItem]) -> Conditioning:
     backbone, guidance = session.models.backbone, session.config.guidance
     texts = [prompt.text for prompt in prompts]
-    session.models.encoders.encode(texts, guidance)  # those of other ranks
+    session.models.encoders.encode(texts, guidance)  # Other ranks' prompts are not cached here yet.
     return stack([backbone.conditioning(text, guidance) for text in texts])
 
 
@@ -306,7 +306,7 @@ def _shares(config: RunConfig, samples: IterationSamples) -> dict[str, float]:
     rewards = samples.rewards
     if config.algorithm.aggregation == "gdpo":
         rewards = {name: normalised(values.nan_to_num()) for name, values in rewards.items()}
-    return reward_shares(rewards, weights_of_all(samples.prompts, config.rewards))
+    return reward_shares(rewards, weights_per_prompt(samples.prompts, config.rewards))
 
 
 def _record(

@@ -14,8 +14,8 @@ from solrl_trainer.policy.update import Updater
 from solrl_trainer.prompts.prompt_sets import PromptSet, prompts_of_run, say_covered
 from solrl_trainer.ranks.communicator import Communicator, pick_device
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
-from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.rollouts.models import Models
+from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.config import RunConfig
@@ -169,12 +169,6 @@ def check_ranks(config: RunConfig, world: Communicator) -> None:
 def connect(config: RunConfig, source: Source, train: PromptSet, held_out: PromptSet) -> Session:
     """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser."""
     models, optimizer = source.device.models, config.optimizer
-    adamw = torch.optim.AdamW(
-        models.policy.parameters,
-        lr=optimizer.learning_rate,
-        betas=optimizer.betas,
-        weight_decay=optimizer.weight_decay,
-        eps=optimizer.eps,
-    )
+    adamw = torch.optim.AdamW(models.policy.parameters, lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay)
     updater = Updater(models.backbone, models.policy, adamw, source.device.algorithm, config, models.world)
     return Session(config, source, updater, train, held_out)

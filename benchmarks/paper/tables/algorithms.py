@@ -107,7 +107,7 @@ def _spent(context: Context, name: str) -> dict[str, Any]:
         **{f"{rate:g}": Figure(choice.scores[rate] if choice else None, ".4f") for rate in GRID},
         "chosen": chosen,
         "iterations": count,
-        "steps": count * config.optimizer.steps,
+        "steps": count * config.optimizer.updates,
         "denoising": Figure(denoising / sum(seconds.values()), ".0%"),
         "recomputed": Figure(recomputed / sum(seconds.values()), ".0%"),
         "passes of an iteration": ", ".join(f"{count:,} {kind}" for kind, count in passes.items()),

@@ -156,7 +156,7 @@ def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch
     cluster: Any = SimpleNamespace(adapters=SharedAdapters(ray.put), start=lambda _: actor)
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(OSError, match="the object store is full") as refused:
-        connection.share(random_adapter({"linear": (4, 6)}, 1))
+        connection.publish(random_adapter({"linear": (4, 6)}, 1))
     assert not isinstance(refused.value, ConnectionError)
     with pytest.raises(ConnectionError):
         connection.send({"do": "ping", "id": 0})

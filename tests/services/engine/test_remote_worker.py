@@ -56,7 +56,7 @@ class Process:
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
         self.hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
 
-    def share(self, adapter: Adapter) -> Adapter:
+    def publish(self, adapter: Adapter) -> Adapter:
         return adapter
 
     def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
@@ -132,7 +132,7 @@ def adapted(seed: int) -> Any:
 
 def test_an_adapter_without_room_fails_its_chunk_alone() -> None:
     class Full(Process):
-        def share(self, adapter: Adapter) -> Adapter:
+        def publish(self, adapter: Adapter) -> Adapter:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with engine_on([Full()]) as engine:

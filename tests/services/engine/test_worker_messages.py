@@ -112,8 +112,8 @@ def test_messages_of_any_size_arrive_in_order_also_after_the_end_of_the_connecti
 def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:
     connection = ProcessConnection({}, SharedAdapters(memory_file))
     child, adapter = Child(print, map_adapter), random_adapter(LAYOUT, 1)
-    path = connection.share(adapter)
-    assert connection.share(adapter) == path
+    path = connection.publish(adapter)
+    assert connection.publish(adapter) == path
     found = child.find_adapter("one", path)
     assert child.find_adapter("one", path) is found
     assert (found.rank, found.alpha) == (adapter.rank, adapter.alpha)

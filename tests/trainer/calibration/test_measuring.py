@@ -10,7 +10,7 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
-from solrl_trainer.calibration.measuring import Bench, shared_beginnings, shared_steps
+from solrl_trainer.calibration.measuring import PlanBenchmark, shared_beginnings, shared_steps
 from solrl_trainer.calibration.plans import PlanSet, name, plans, reference_plan, solver_steps
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.rollouts.candidates import GroupSampler
@@ -39,7 +39,7 @@ def test_every_plan_has_its_turn_on_each_prompt_and_sharing_steps_changes_no_sco
         return GroupSampler(Sampler(generator, lambda: plan), scores)
 
     finished: list[float] = []
-    bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, Communicator(), finished.append)
+    bench = PlanBenchmark(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, Communicator(), finished.append)
     found = bench.measure(PLANS)
     # The two plans that share a step are asked for once. After the warm-up, the order turns round with each prompt.
     turn = [PLANS[0], PLANS[1], PLANS[3]]

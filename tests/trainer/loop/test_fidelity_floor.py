@@ -8,6 +8,7 @@ from solrl_core.families import load_backbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import write_layer_list
 from solrl_trainer.commands.preflight import check_run
+from solrl_trainer.evaluation import held_out
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
 from tests.support.outlier_models import save_with_outliers
@@ -75,16 +76,19 @@ def test_a_sound_model_trains(tmp_path: Path, recipe: str) -> None:
     assert result.spearman[0] > 0.5
 
 
-def test_a_saturated_reward_is_no_bad_exploration(tmp_path: Path, notes: list[str]) -> None:
+def test_a_saturated_reward_is_no_bad_exploration(
+    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "LEAST_FIDELITY", 1.0)
     # Few of these images are right, so nearly all have the best score of a penalty on right ones.
-    settings = ("rewards={verifier: -1}", "evaluate.fidelity_wanted=1", "evaluate.fidelity_floor=1")
+    settings = ("rewards={verifier: -1}", "evaluate.fidelity_floor=1")
     config = config_of("mini-sana", tmp_path, *settings, "explore.precision=bf16", "explore.steps=2", "iterations=1")
     train(config, Watcher())
     (line,) = events(tmp_path, "fidelity")
     assert line["spearman"] < 0.8
     assert line["best_share"] > 0.5
-    (note,) = [note for note in notes if "evaluate.fidelity_wanted" in note]
-    assert note.startswith("reward saturated: rank fidelity is below 1 ")
+    (note,) = [note for note in notes if "rank fidelity is below" in note]
+    assert note.startswith("reward saturated: rank fidelity is below 1, ")
     assert f"because {100 * line['best_share']:.0f} % of a prompt's candidates share its best score" in note
 
 

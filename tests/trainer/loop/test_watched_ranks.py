@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from solrl_trainer import loop
+from solrl_trainer.evaluation import held_out
 from solrl_trainer.service.service_source import ServiceSource
 from tests.trainer.real_runs import Run, Service, Watcher, go
 
@@ -12,8 +13,10 @@ WATCHED = ("explore.prompts=1", "evaluate.prompts=2", "checkpoint_every=1", "eva
 
 @pytest.fixture(scope="module")
 def watched(service: Service, folder: Path) -> Run:
-    """A run that is watched before each of its three iterations, and wants more than it can have."""
-    return go(service, folder / "watched", *WATCHED, "iterations=3", "evaluate.fidelity_wanted=1")
+    """A run that is watched before each of its three iterations, and required to have more than it can have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "LEAST_FIDELITY", 1.0)
+        return go(service, folder / "watched", *WATCHED, "iterations=3")
 
 
 def measured(run: Run) -> dict[int, float]:
@@ -28,8 +31,8 @@ def test_every_version_that_explores_is_measured_and_one_note_says_what_to_do(wa
     assert list(found) == [0, 1, 2]
     assert len(set(found.values())) > 1
     assert watched.result.spearman == found
-    (note,) = [note for note in watched.watcher.notes if "evaluate.fidelity_wanted" in note]
-    assert "below 1 " in note
+    (note,) = [note for note in watched.watcher.notes if "rank fidelity is below" in note]
+    assert "below 1, " in note
     assert "explore.steps" in note
     assert "explore.adapter=unmerged" in note
     assert "explore.lag" not in note
@@ -73,11 +76,12 @@ def test_a_lagging_run_is_measured_as_explored(service: Service, folder: Path, m
         return unpruned_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ServiceSource, "unpruned_groups", noted)
-    settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged", "evaluate.fidelity_wanted=1")
+    monkeypatch.setattr(held_out, "LEAST_FIDELITY", 1.0)
+    settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged")
     watcher = Watcher()
     go(service, folder / "late", *settings, watcher=watcher)
     assert asked == [(0, 0), (0, 1), (1, 2)]
     assert len(roots) == 1
-    (note,) = [note for note in watcher.notes if "evaluate.fidelity_wanted" in note]
+    (note,) = [note for note in watcher.notes if "rank fidelity is below" in note]
     assert "lower explore.lag" in note
     assert "unmerged" not in note

@@ -13,7 +13,7 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.selection import best_worst
 from solrl_trainer.run_folder.metrics_file import MetricsFile
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.presets import resolve
 from tests.trainer.real_runs import Run, Service, go, selected
 
@@ -77,7 +77,7 @@ def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
     config = lagging.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
     with RolloutClient(config.rollout_url) as client:
-        answer = RunClient(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3), iteration=3)
+        answer = RunRequests(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3), iteration=3)
     index = best_worst(answer.groups[0].scores, config.explore.keep)
     assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
 

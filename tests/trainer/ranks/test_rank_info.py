@@ -11,7 +11,7 @@ from solrl_trainer.ranks.communicator import (
     gather_values,
     pick_device,
     require_equal,
-    share,
+    shard,
 )
 from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 from solrl_trainer.ranks.rank_runtime import GLOO_INTERFACE, choose_interface
@@ -63,7 +63,7 @@ def test_gloo_chooses_on_one_machine(address: str) -> None:
 @pytest.mark.parametrize(("count", "size"), [(0, 1), (3, 1), (3, 2), (2, 3), (7, 3), (8, 4)])
 def test_shares_are_all_items_in_order_and_rank_0_has_at_least_one(count: int, size: int) -> None:
     items = list(range(count))
-    shares = [share(items, Ranks(rank, size)) for rank in range(size)]
+    shares = [shard(items, Ranks(rank, size)) for rank in range(size)]
     assert [item for part in shares for item in part] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert bool(shares[0]) == bool(items)

@@ -69,7 +69,7 @@ def test_training_uses_the_candidates(recipe: str, precision: str, backbone: Pip
     exploration = source.explore(3)
     (group,) = exploration
     root = seed_root(config.seed, 3)
-    selection = select(group, config.explore, root)
+    selection = select(group, config.explore)
     kept = source.regenerate([selection])()
     assert kept is selection.samples
     summary = exploration.summary

@@ -10,7 +10,7 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.service import wait_note
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.presets import resolve, resolve_again
 from tests.support.ports import free_port
@@ -50,7 +50,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
         "mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=[*moving, "rollout_url=http://gpu-node:8100"]
     ).config
     client: Any = Asked()
-    asking = RunClient(config, client, model=MODEL)
+    asking = RunRequests(config, client, model=MODEL)
     source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE)
     for version in range(3):
         source.push(version, b"")
@@ -70,7 +70,7 @@ def test_a_run_that_waits_for_its_service_says_so_once(
 ) -> None:
     config = tiny_config("iterations=7")
     client: Any = Asked()
-    source = ServiceSource(config, RunClient(config, client), DEVICE)
+    source = ServiceSource(config, RunRequests(config, client), DEVICE)
     clock = iter(range(1000))
     monkeypatch.setattr(wait_note, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     source._waiting._began = next(clock)
@@ -99,8 +99,8 @@ def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], s
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ((), "start a new run with explore.lag=1, lower explore.share, give the service more GPUs, or do without"),
-        (("explore.lag=1", "explore.share=0.5"), " by rollout_url=null explore.lag=0 explore.share=1"),
+        ((), "start a new run with explore.lag=1, lower explore.share, give the service more GPUs, or drop it"),
+        (("explore.lag=1", "explore.share=0.5"), ": --set rollout_url=null explore.lag=0 explore.share=1"),
     ],
 )
 def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
@@ -139,7 +139,7 @@ def test_a_trainer_that_is_loading_waits_for_its_service_as_long_as_patience_say
 
 def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:
     client: Any = Asked()
-    source = RunClient(tiny_config(), client, model=MODEL)
+    source = RunRequests(tiny_config(), client, model=MODEL)
     with pytest.raises(ProblemError) as raised:
         source.images_of(PROMPTS, [[5, 5 + 2**32]], 0, 0)
     problem = raised.value.problem

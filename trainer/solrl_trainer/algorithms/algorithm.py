@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field
-from solrl_proto.selection import levelled
+from solrl_proto.selection import merge_ties
 
 from solrl_trainer.algorithms.section import Section
 from solrl_trainer.algorithms.training_data import BatchT, TrainingData
@@ -151,7 +151,7 @@ def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torc
 
     The algorithm gets equal rewards for those that are equal up to rounding. A group in which all are has advantage 0.
     """
-    advantages = algorithm.advantages(levelled_groups(rewards))
+    advantages = algorithm.advantages(merge_group_ties(rewards))
     return advantages.masked_fill(without_spread(rewards)[:, None], 0)
 
 
@@ -161,7 +161,7 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
     A group's values depend on no other group. Sources: Liu et al., arXiv 2601.05242; NVlabs/GDPO; and the processor of
     advantages in X-GenGroup/Flow-Factory.
     """
-    return group_advantages(levelled_groups(rewards), global_std=False)
+    return group_advantages(merge_group_ties(rewards), global_std=False)
 
 
 def aggregated(
@@ -176,18 +176,18 @@ def aggregated(
     """
     import torch
 
-    of_one = normalised if settings.aggregation == "gdpo" else levelled_groups
+    of_one = normalised if settings.aggregation == "gdpo" else merge_group_ties
     return torch.stack([weight * of_one(rewards[name].nan_to_num()) for name, weight in weights.items()]).sum(0)
 
 
-def levelled_groups(rewards: torch.Tensor) -> torch.Tensor:
+def merge_group_ties(rewards: torch.Tensor) -> torch.Tensor:
     """Rewards [groups, kept], equal where those of a group are up to rounding, on which no algorithm may train."""
-    return rewards.new_tensor([levelled(group) for group in rewards.tolist()])
+    return rewards.new_tensor([merge_ties(group) for group in rewards.tolist()])
 
 
 def without_spread(rewards: torch.Tensor) -> torch.Tensor:
     """Whether all rewards of a group are equal up to rounding, bool [groups]; rewards [groups, kept]."""
-    level = levelled_groups(rewards)
+    level = merge_group_ties(rewards)
     return level.amax(1) == level.amin(1)
 
 
@@ -196,5 +196,5 @@ def centred(rewards: torch.Tensor) -> torch.Tensor:
     import torch
 
     mean = rewards.mean(1, keepdim=True)
-    level = levelled_groups(torch.cat([rewards, mean], 1))
+    level = merge_group_ties(torch.cat([rewards, mean], 1))
     return (rewards - mean).masked_fill(level[:, :-1] == level[:, -1:], 0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
 from solrl_proto.rollouts import Eta, SdeKind
 
 from solrl_trainer.algorithms.algorithm import centred
@@ -19,8 +18,6 @@ class DanceGrpoSettings(GrpoSettings):
 
     global_std: bool = False
     """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
-    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of the stochastic steps that each sample is trained at, drawn for each sample."""
     sde: SdeKind = "dance"
     """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
     no noise in the images that rewards judge."""

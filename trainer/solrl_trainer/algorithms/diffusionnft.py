@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import torch
 
 _WEIGHT_FLOOR = 1e-5
-
-AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 
 
 class DiffusionNftSettings(AlgorithmSettings):
@@ -30,9 +28,6 @@ class DiffusionNftSettings(AlgorithmSettings):
     """Iterations until beta is beta_end."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
-    advantage_mode: AdvantageMode = "all"
-    """all: advantages as they are. positive_only, negative_only: advantages of the other sign become 0. one_only: 1 if
-    positive, otherwise 0. binary: their sign. A sample of advantage 0 remains in the loss."""
     kl_weight: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the squared distance to the reference's velocity."""
 
@@ -73,7 +68,7 @@ class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
             batch.x0,
             batch.noise,
             batch.t,
-            trained_advantages(batch.advantages, settings.advantage_mode),
+            batch.advantages,
             beta=settings.beta,
             adv_clip=settings.adv_clip,
             kl_weight=settings.kl_weight,
@@ -86,23 +81,6 @@ class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
         if reference is not None:
             figures["kl"] = ((current - reference) ** 2).mean()
         return Loss(value, figures)
-
-
-def trained_advantages(advantages: torch.Tensor, mode: AdvantageMode) -> torch.Tensor:
-    """Advantages [B] as the loss uses them in `mode`, before they are clipped."""
-    # Not a number where an advantage is not finite, as in the other modes; it must stop the run.
-    zero = advantages * 0
-    match mode:
-        case "all":
-            return advantages
-        case "positive_only":
-            return advantages.clamp(min=0)
-        case "negative_only":
-            return advantages.clamp(max=0)
-        case "one_only":
-            return zero + (advantages > 0)
-        case "binary":
-            return zero + advantages.sign()
 
 
 def nft_loss(

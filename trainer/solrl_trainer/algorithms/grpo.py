@@ -79,9 +79,9 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
     @property
     def trains_on(self) -> RecordedTrajectory:
         """The settings' stochastic steps."""
-        own = self.settings
-        window = Window(own.window, own.window_within, own.window_order, own.window_every)
-        return RecordedTrajectory(StochasticSteps(kind=own.sde, eta=own.eta), window)
+        settings = self.settings
+        window = Window(settings.window, settings.window_within, settings.window_order, settings.window_every)
+        return RecordedTrajectory(StochasticSteps(kind=settings.sde, eta=settings.eta), window)
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """The objective over the recorded steps.
@@ -95,30 +95,31 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
         large where the step's standard deviation s is small. So the ratio there is exp(s·(change + D)). Source: Wang et
         al., arXiv 2510.22319, as in verl-project/verl-omni.
         """
-        own = self.settings
-        before = batch.log_prob_under(velocity.old) if own.recompute else batch.log_prob
+        settings = self.settings
+        before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
         change = batch.log_prob_under(velocity.current) - before
-        others = {"old_kl": (change.detach() ** 2).mean() / 2, **(log_prob_gap(batch, before) if own.recompute else {})}
-        advantages = batch.advantages.clamp(-own.adv_clip, own.adv_clip)
-        if own.trust_region == "clip":
-            value, figures = clipped_objective(change, advantages, own.clip_range)
-        elif own.trust_region == "guard":
+        others = {"old_kl": (change.detach() ** 2).mean() / 2}
+        others |= log_prob_gap(batch, before) if settings.recompute else {}
+        advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
+        if settings.trust_region == "clip":
+            value, figures = clipped_objective(change, advantages, settings.clip_range)
+        elif settings.trust_region == "guard":
             _, deviation = batch.gaussian_under(velocity.old)
             normalised = (change + kl_divergence(batch, velocity.current, velocity.old)) * deviation.flatten()
             lengths = (batch.sigma - batch.sigma_next).to(change.device, change.dtype)
-            value, figures = clipped_objective(normalised, advantages, own.clip_range, 1 / lengths)
+            value, figures = clipped_objective(normalised, advantages, settings.clip_range, 1 / lengths)
         else:
             kl = kl_divergence(batch, velocity.current.detach(), velocity.old)
-            value, figures = masked_objective(change, advantages, kl, own.kl_threshold)
+            value, figures = masked_objective(change, advantages, kl, settings.kl_threshold)
         return Loss(value, figures | others)
 
 
-def kl_divergence(batch: TrajectoryBatch, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def kl_divergence(batch: TrajectoryBatch, velocity: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """KL divergence [B] of the steps' Gaussians under two velocities, with equal variance, as a mean over latents.
 
     It is (μ − μ')² / (2·s²·(σ − σ′)); see FlowGRPO's equation for D_KL.
     """
-    mean, deviation = batch.gaussian_under(one)
+    mean, deviation = batch.gaussian_under(velocity)
     other_mean, _ = batch.gaussian_under(other)
     return ((mean - other_mean) ** 2 / (2 * deviation**2)).flatten(1).mean(1)
 
@@ -154,12 +155,12 @@ def clipped_objective(
     """
     import torch
 
-    shown = _figure(change)
-    clipped = shown.clamp(1 - clip_range, 1 + clip_range)
-    beyond = shown != clipped
-    left_out = beyond & ((shown - 1) * advantages >= 0)
+    ratio = _figure(change)
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    beyond = ratio != clipped
+    left_out = beyond & ((ratio - 1) * advantages >= 0)
     value = (-advantages * torch.where(left_out, clipped, _ratio(change, left_out)) * weights).mean()
-    return value, {"ratio": shown.mean(), "clipped": beyond.to(shown.dtype).mean()}
+    return value, {"ratio": ratio.mean(), "clipped": beyond.to(ratio.dtype).mean()}
 
 
 def masked_objective(
@@ -181,10 +182,10 @@ def masked_objective(
     """
     import torch
 
-    shown = _figure(change)
-    left_out = (kl >= threshold) & ((shown - 1) * advantages > 0)
+    ratio = _figure(change)
+    left_out = (kl >= threshold) & ((ratio - 1) * advantages > 0)
     value = torch.where(left_out, 0, -advantages * _ratio(change, left_out | (advantages == 0))).mean()
-    return value, {"ratio": shown.mean(), "clipped": left_out.to(shown.dtype).mean(), "old_divergence": kl.mean()}
+    return value, {"ratio": ratio.mean(), "clipped": left_out.to(ratio.dtype).mean(), "old_divergence": kl.mean()}
 
 
 def _ratio(change: torch.Tensor, left_out: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,12 @@ from solrl_core.registry import Registry
 from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings
 
 
-def _wrong(found: Any) -> str | None:
+def _wrong(algorithm: Any) -> str | None:
     module = Algorithm.__module__
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         return f"a subclass of {module}.Algorithm"
-    if not (isinstance(found.Settings, type) and issubclass(found.Settings, AlgorithmSettings)):
-        return f"`Settings` to be a subclass of {module}.AlgorithmSettings, not {found.Settings!r}"
+    if not (isinstance(algorithm.Settings, type) and issubclass(algorithm.Settings, AlgorithmSettings)):
+        return f"`Settings` to be a subclass of {module}.AlgorithmSettings, not {algorithm.Settings!r}"
     return None
 
 

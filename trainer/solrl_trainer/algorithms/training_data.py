@@ -56,7 +56,7 @@ class TrainingSamples:
         return {name: value[upload(prompts, value.device)] for name, value in self.conditioning.items()}
 
 
-def take(values: torch.Tensor, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
+def index_to(values: torch.Tensor, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Rows of `values`, on `device`."""
     return upload(values[upload(rows, values.device)], device)
 
@@ -197,11 +197,11 @@ class ForwardProcess(TrainingData[ForwardBatch]):
     ) -> ForwardBatch:
         """Mix each sample with its unit's noise."""
         assert noise is not None
-        x0 = take(samples.latents, rows, device)
+        x0 = index_to(samples.latents, rows, device)
         noise = upload(noise.repeat_interleave(len(rows) // len(noise), 0), device)
         t = upload(sigmas[steps].float(), device)
         at = t.view(-1, *[1] * (x0.ndim - 1))
-        return ForwardBatch((1 - at) * x0 + at * noise, t, take(samples.advantages, rows, device), x0, noise)
+        return ForwardBatch((1 - at) * x0 + at * noise, t, index_to(samples.advantages, rows, device), x0, noise)
 
 
 WindowOrder = Literal["random", "progressive"]
@@ -238,7 +238,7 @@ class Window:
     def around(
         self, solver: StochasticSteps | StochasticSolver, steps: int, iteration: int, seed: int
     ) -> StochasticSteps | StochasticSolver:
-        """The solver whose steps in the window are those of `solver`; other arguments are those of `first`."""
+        """`solver`, restricted to this iteration's window; `steps`, `iteration` and `seed` place it, see `first`."""
         first = self.first(steps, iteration, seed)
         if isinstance(solver, StochasticSteps):
             return solver.model_copy(update={"first": first, "count": self.size})
@@ -287,15 +287,15 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
         solver, states, log_probs = make_solver(self._solver), recording.states, recording.log_probs
         assert isinstance(solver, StochasticSolver)
         assert log_probs is not None
-        own, of_sample = (upload(index, states.device) for index in (steps, rows))
+        step_rows, sample_rows = (upload(index, states.device) for index in (steps, rows))
         return TrajectoryBatch(
-            x=upload(states[own, of_sample], device),
+            x=upload(states[step_rows, sample_rows], device),
             t=upload(sigmas[steps].float(), device),
-            advantages=take(samples.advantages, rows, device),
-            x_next=upload(states[own + 1, of_sample], device),
+            advantages=index_to(samples.advantages, rows, device),
+            x_next=upload(states[step_rows + 1, sample_rows], device),
             sigma=upload(sigmas[steps], device),
             sigma_next=upload(sigmas[steps + 1], device),
-            log_prob=upload(log_probs[own, of_sample], device),
+            log_prob=upload(log_probs[step_rows, sample_rows], device),
             solver=solver,
             levels=tuple(sigmas[:-1].tolist()),
         )

@@ -74,22 +74,22 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
 
     `true` are the true scores [prompts, N], of which `keep` are selected from a group, half from either end.
     """
-    base = next(one for one in observed if one.plan == reference)
-    apart = np.stack([separations(one.scores, true, keep) for one in observed])
+    base = next(observation for observation in observed if observation.plan == reference)
+    apart = np.stack([separations(observation.scores, true, keep) for observation in observed])
     lost = separations(base.scores, true, keep) - apart
-    estimates = [IntervalEstimate(*one) for one in mean_intervals_together(np.concatenate([apart, lost]))]
+    estimates = [IntervalEstimate(*interval) for interval in mean_intervals_together(np.concatenate([apart, lost]))]
     of_plans = zip(observed, estimates[: len(observed)], estimates[len(observed) :], strict=True)
     return [
         MeasuredPlan(
-            one.plan,
-            one.seconds,
-            cost=times_as_long(one.seconds, base.seconds),
-            fidelity=rank_fidelity(one.scores, true, keep),
+            observation.plan,
+            observation.seconds,
+            cost=times_as_long(observation.seconds, base.seconds),
+            fidelity=rank_fidelity(observation.scores, true, keep),
             separation=separation,
             loss=loss,
-            pace=float(paces(one.scores, true, keep).mean()),
+            pace=float(paces(observation.scores, true, keep).mean()),
         )
-        for one, separation, loss in of_plans
+        for observation, separation, loss in of_plans
     ]
 
 
@@ -103,43 +103,43 @@ class Requirement:
     """Limits that a plan must keep with its whole interval.
 
     Attributes:
-        wanted: least separation.
+        separation: least separation.
         loss: largest loss of separation against the reference plan; None for any.
     """
 
-    wanted: float
+    separation: float
     loss: float | None = None
 
-    def met(self, one: MeasuredPlan) -> bool:
+    def met(self, plan: MeasuredPlan) -> bool:
         """Whether the plan surely is good enough."""
-        return all(margin >= doubt for margin, doubt in self._margins(one))
+        return all(margin >= doubt for margin, doubt in self._margins(plan))
 
-    def missed(self, one: MeasuredPlan) -> bool:
+    def missed(self, plan: MeasuredPlan) -> bool:
         """Whether the plan surely is not good enough."""
-        return any(margin < -doubt for margin, doubt in self._margins(one))
+        return any(margin < -doubt for margin, doubt in self._margins(plan))
 
-    def prompts_to_decide(self, one: MeasuredPlan) -> float:
+    def prompts_to_decide(self, plan: MeasuredPlan) -> float:
         """Number of prompts at which the intervals would decide, if the means stay and intervals narrow as 1 / √n."""
-        doubts = [math.inf if margin == 0 else doubt / abs(margin) for margin, doubt in self._margins(one)]
-        return len(one.times) * max(1.0, *doubts) ** 2
+        doubts = [math.inf if margin == 0 else doubt / abs(margin) for margin, doubt in self._margins(plan)]
+        return len(plan.times) * max(1.0, *doubts) ** 2
 
-    def _margins(self, one: MeasuredPlan) -> list[tuple[float, float]]:
+    def _margins(self, plan: MeasuredPlan) -> list[tuple[float, float]]:
         """For each limit: how far inside it the plan is, and the width of the interval towards the limit."""
-        found = [_margin(one.separation, self.wanted)]
+        margins = [_margin(plan.separation, self.separation)]
         if self.loss is not None:
-            lost = one.loss
-            found.append(_margin(IntervalEstimate(-lost.value, -lost.high, -lost.low), -self.loss))
-        return found
+            lost = plan.loss
+            margins.append(_margin(IntervalEstimate(-lost.value, -lost.high, -lost.low), -self.loss))
+        return margins
 
     def text(self) -> str:
         """Such as "a separation of at least 0.8, at most 0.02 less than the reference's"."""
         lost = "" if self.loss is None else f", at most {self.loss:g} less than the reference's"
-        return f"a separation of at least {self.wanted:g}{lost}"
+        return f"a separation of at least {self.separation:g}{lost}"
 
 
-def _margin(found: IntervalEstimate, least: float) -> tuple[float, float]:
-    margin = found.value - least
-    return margin, found.value - found.low if margin >= 0 else found.high - found.value
+def _margin(estimate: IntervalEstimate, least: float) -> tuple[float, float]:
+    margin = estimate.value - least
+    return margin, estimate.value - estimate.low if margin >= 0 else estimate.high - estimate.value
 
 
 def cheapest(measured: Sequence[MeasuredPlan], requirement: Requirement) -> MeasuredPlan | None:
@@ -188,9 +188,9 @@ def _chosen(
     return lines
 
 
-def _compared(one: MeasuredPlan, chosen: MeasuredPlan) -> str:
-    ratio = times_as_long(one.times, chosen.times)
-    return f"{name(one.plan)} ({ratio.text('.2f')} of the time, separation {one.separation.text('.3f')})"
+def _compared(plan: MeasuredPlan, chosen: MeasuredPlan) -> str:
+    ratio = times_as_long(plan.times, chosen.times)
+    return f"{name(plan.plan)} ({ratio.text('.2f')} of the time, separation {plan.separation.text('.3f')})"
 
 
 def _none_chosen(measured: Sequence[MeasuredPlan], requirement: Requirement) -> list[str]:

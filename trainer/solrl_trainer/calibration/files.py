@@ -31,7 +31,7 @@ def content(
         "prompts": len(measured[0].times),
         "candidates": config.explore.candidates,
         "keep": config.explore.keep,
-        "wanted": requirement.wanted,
+        "wanted": requirement.separation,
         "allowed_loss": requirement.loss,
         "reference": name(reference),
         "chosen": name(chosen.plan) if chosen else None,
@@ -40,20 +40,20 @@ def content(
     }
 
 
-def _row(one: MeasuredPlan) -> dict[str, Any]:
+def _row(measured: MeasuredPlan) -> dict[str, Any]:
     return {
-        "name": name(one.plan),
-        "plan": one.plan.model_dump(mode="json"),
-        "seconds": one.seconds,
-        "seconds_quartiles": list(one.quartiles),
-        "cost": one.cost.value,
-        "cost_interval": [one.cost.low, one.cost.high],
-        "separation": one.separation.value,
-        "interval": [one.separation.low, one.separation.high],
-        "loss": one.loss.value,
-        "loss_interval": [one.loss.low, one.loss.high],
-        "pace": one.pace,
-        **vars(one.fidelity),
+        "name": name(measured.plan),
+        "plan": measured.plan.model_dump(mode="json"),
+        "seconds": measured.seconds,
+        "seconds_quartiles": list(measured.quartiles),
+        "cost": measured.cost.value,
+        "cost_interval": [measured.cost.low, measured.cost.high],
+        "separation": measured.separation.value,
+        "interval": [measured.separation.low, measured.separation.high],
+        "loss": measured.loss.value,
+        "loss_interval": [measured.loss.low, measured.loss.high],
+        "pace": measured.pace,
+        **vars(measured.fidelity),
     }
 
 
@@ -76,8 +76,8 @@ def write(
     points = [PlanPoint(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
-        kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}
-        plan = chosen.plan.model_dump(mode="json", include=kept)
+        fields = {"steps", "precision", "prune", "fitted", "decoder_precision"}
+        plan = chosen.plan.model_dump(mode="json", include=fields)
         plan["calibrated_for"] = binding.model_dump(mode="json")
         settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (
             {} if layers is None else {"layers": str(layers.resolve())}

@@ -14,10 +14,10 @@ import torch
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.calibration.plans import solver_steps
-from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, shard
 from solrl_trainer.rollouts.candidates import GroupSampler
 
-Maker = Callable[[Plan], GroupSampler]
+SamplerFactory = Callable[[Plan], GroupSampler]
 """Returns the generation and scoring of candidates by a plan, at its precision."""
 
 
@@ -35,7 +35,7 @@ class Observed:
     seconds: npt.NDArray[np.float64]
 
 
-class Bench:
+class PlanBenchmark:
     """Measurement of plans on prompts that the ranks share.
 
     `seeds` are of each prompt's group, by the prompt's id; groups are equally large. `finish` is called with the solver
@@ -44,21 +44,21 @@ class Bench:
 
     def __init__(
         self,
-        maker: Maker,
+        factory: SamplerFactory,
         prompts: Sequence[PromptItem],
         seeds: Mapping[str, Sequence[int]],
         world: Communicator,
         finish: Callable[[float], None],
     ) -> None:
-        self._maker, self._seeds, self._world, self._finish = maker, seeds, world, finish
-        self._prompts, self._own = prompts, share(prompts, world)
+        self._factory, self._seeds, self._world, self._finish = factory, seeds, world, finish
+        self._prompts, self._local = prompts, shard(prompts, world)
         self._candidates = len(seeds[prompts[0].id])
 
     def scores(self, plan: Plan) -> torch.Tensor:
         """Scores [prompts, N] of a plan without pruning."""
         rows = []
-        for prompt in self._own:
-            rows.append(self._maker(plan).scores(*self._group_of(prompt)))
+        for prompt in self._local:
+            rows.append(self._factory(plan).scores(*self._group_of(prompt)))
             self._finish(solver_steps(plan, self._candidates))
         return gather_rows(torch.stack(rows) if rows else torch.empty(0, self._candidates), self._world)
 
@@ -70,10 +70,10 @@ class Bench:
         """
         ways = shared_beginnings(plans)
         self._turn(ways, self._prompts[0])
-        shape = (len(self._own), len(plans))
+        shape = (len(self._local), len(plans))
         scores = torch.full((*shape, self._candidates), torch.nan)
         seconds = torch.zeros(shape, dtype=torch.float64)
-        for row, prompt in enumerate(self._own):
+        for row, prompt in enumerate(self._local):
             for at, part in self._turn(ways if row % 2 == 0 else ways[::-1], prompt):
                 scores[row, at], seconds[row, at] = part
         scores, seconds = (gather_rows(own, self._world) for own in (scores, seconds))
@@ -82,7 +82,7 @@ class Bench:
     def steps(self, plans: Sequence[Plan], true: Plan) -> int:
         """Solver steps of this rank's candidates for `scores` of the true plan and `measure`."""
         turn = sum(shared_steps([plan for _, plan in way], self._candidates) for way in shared_beginnings(plans))
-        return len(self._own) * solver_steps(true, self._candidates) + (1 + len(self._own)) * turn
+        return len(self._local) * solver_steps(true, self._candidates) + (1 + len(self._local)) * turn
 
     def _group_of(self, prompt: PromptItem) -> tuple[list[PromptItem], Sequence[int]]:
         """The prompt of each candidate, and their seeds."""
@@ -92,30 +92,30 @@ class Bench:
         self, ways: Sequence[Sequence[tuple[int, Plan]]], prompt: PromptItem
     ) -> list[tuple[int, tuple[torch.Tensor, float]]]:
         """Each plan on one prompt: (place of the plan, (scores [N], seconds))."""
-        found = []
+        measured = []
         for way in ways:
             plans = [plan for _, plan in way]
             parts = self._group(plans, prompt)
-            found += [(at, part) for (at, _), part in zip(way, parts, strict=True)]
+            measured += [(at, part) for (at, _), part in zip(way, parts, strict=True)]
             self._finish(shared_steps(plans, self._candidates))
-        return found
+        return measured
 
     def _group(self, plans: Sequence[Plan], prompt: PromptItem) -> list[tuple[torch.Tensor, float]]:
         """A group under plans that share their beginning: scores and seconds of each."""
-        maker, (prompts, seeds) = self._maker(plans[0]), self._group_of(prompt)
+        sampler, (prompts, seeds) = self._factory(plans[0]), self._group_of(prompt)
         began = time.perf_counter()
         if plans[0].prune is None:
-            scores = maker.scores(prompts, seeds)
+            scores = sampler.scores(prompts, seeds)
             return [(scores, time.perf_counter() - began)]
-        trajectory, predicted = maker.halfway(prompts, seeds, plans[0].prune.after)
+        trajectory, predicted = sampler.halfway(prompts, seeds, plans[0].prune.after)
         shared = time.perf_counter() - began
-        found = []
+        measured = []
         for plan in plans:
             assert plan.prune is not None
             began = time.perf_counter()
-            scores = maker.finished(prompts, seeds, trajectory, predicted, plan.prune.keep)
-            found.append((scores, shared + time.perf_counter() - began))
-        return found
+            scores = sampler.finished(prompts, seeds, trajectory, predicted, plan.prune.keep)
+            measured.append((scores, shared + time.perf_counter() - began))
+        return measured
 
 
 def shared_beginnings(plans: Sequence[Plan]) -> list[list[tuple[int, Plan]]]:

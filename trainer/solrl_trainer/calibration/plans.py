@@ -49,8 +49,8 @@ def plans(
     are better than another solver's. All decode in the precision that the run explores with, except the reference.
     Plans that prune after the same step of the same solver follow each other.
     """
-    kept = _kept(config, limits)
-    found = [] if config.explore.decoder_precision is None else [reference_plan(config, precisions)]
+    prune_sizes = _kept(config, limits)
+    plans_to_measure = [] if config.explore.decoder_precision is None else [reference_plan(config, precisions)]
     counts = sorted({*limits.steps, config.explore.steps})
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
     ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in solvers]
@@ -63,10 +63,10 @@ def plans(
             precision=precision,
             decoder_precision=config.explore.decoder_precision,
         )
-        keeps = kept if steps >= _LEAST_PRUNED else []
+        keeps = prune_sizes if steps >= _LEAST_PRUNED else []
         pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
-        found += [whole, *pruned]
-    return found
+        plans_to_measure += [whole, *pruned]
+    return plans_to_measure
 
 
 def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
@@ -95,10 +95,10 @@ def reference_plan(config: RunConfig, precisions: Sequence[Precision]) -> Plan:
 def explored_precisions(precision: RequestedPrecision, device: torch.device) -> list[Precision]:
     """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is requested."""
 
-    def wanted(one: Precision) -> bool:
-        return one in ("bf16", precision) or (precision == "auto" and numerics(one, device) == "native")
+    def is_explored(candidate: Precision) -> bool:
+        return candidate in ("bf16", precision) or (precision == "auto" and numerics(candidate, device) == "native")
 
-    return [one for one in supported_precisions(device) if wanted(one)]
+    return list(filter(is_explored, supported_precisions(device)))
 
 
 def solver_steps(plan: Plan, candidates: int) -> int:

@@ -21,7 +21,7 @@ from solrl_proto.rollouts import ModelBinding, Plan
 
 from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, assess, cheapest, verdict
 from solrl_trainer.calibration.files import content, write
-from solrl_trainer.calibration.measuring import Bench, Maker
+from solrl_trainer.calibration.measuring import PlanBenchmark, SamplerFactory
 from solrl_trainer.calibration.plans import (
     PlanSet,
     explored_precisions,
@@ -33,7 +33,7 @@ from solrl_trainer.calibration.plans import (
     reference_plan,
 )
 from solrl_trainer.calibration.proposing import proposals, text
-from solrl_trainer.commands.preflight import require_judges
+from solrl_trainer.commands.preflight import require_usable_rewards
 from solrl_trainer.policy.progress import OnProgress, ProgressCounter
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.prompts.prompt_rewards import scored_prompts
@@ -43,8 +43,8 @@ from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import training_plan
 from solrl_trainer.rollouts.loading import check_decoder_precision, load_rewards, warn_of_decoder_emulation
-from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
+from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts
 from solrl_trainer.run_folder.figures import few_prompts_text, sum_text
 from solrl_trainer.settings.config import RunConfig
 
@@ -84,7 +84,7 @@ def calibrate(
     limits = limits or PlanSet()
     measured_on = measured_prompts(config, prompts, fits=bool(limits.schedules))
     for reward in config.rewards:
-        require_judges([reward], scored_prompts(reward, measured_on), "train", config.reward_options)
+        require_usable_rewards([reward], scored_prompts(reward, measured_on), "train", config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     precisions = explored_precisions(config.explore.precision, torch.device(device))
@@ -103,11 +103,13 @@ def calibrate(
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
     }
     generators = {"bf16": Generator(backbone, "bf16")}
-    bench = Bench(_maker(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part))
+    benchmark = PlanBenchmark(
+        _sampler_factory(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part)
+    )
     truth, reference = training_plan(config, config.regenerate.steps), reference_plan(config, precisions)
-    work = ProgressCounter(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
+    work = ProgressCounter(benchmark.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
 
-    true = bench.scores(truth)
+    true = benchmark.scores(truth)
     if limits.schedules:
         logger.info(f"fitting {len(limits.schedules)} solvers of few steps")
     solvers = fit_on_rank_zero(config, generators["bf16"], limits.schedules, processes)
@@ -115,16 +117,16 @@ def calibrate(
     logger.info(f"measuring {len(expected)} plans in turns")
     # Plans take turns, so all precisions stay on the device.
     generators |= {precision: Generator(backbone, precision) for precision in precisions if precision != "bf16"}
-    observed = bench.measure(plans(config, precisions, solvers, limits))
+    observed = benchmark.measure(plans(config, precisions, solvers, limits))
     measured = assess(observed, true, explore.keep, reference)
-    for one in measured:
+    for each in measured:
         logger.info(
-            f"{name(one.plan)}: {one.seconds:.2f} s per group, {one.cost.text('.2f')} of the reference; separation "
-            f"{one.separation.text('.3f')}, loss {one.loss.text('.3f')}; pace {one.pace:.2f}"
+            f"{name(each.plan)}: {each.seconds:.2f} s per group, {each.cost.text('.2f')} of the reference; separation "
+            f"{each.separation.text('.3f')}, loss {each.loss.text('.3f')}; pace {each.pace:.2f}"
         )
     chosen = cheapest(measured, requirement)
-    said = verdict(measured, chosen, reference, requirement)
-    summary = content(config, measured, requirement, chosen, reference, said)
+    conclusion = verdict(measured, chosen, reference, requirement)
+    summary = content(config, measured, requirement, chosen, reference, conclusion)
     if chosen is not None and chosen.plan.prune is None:
         scores = next(plan.scores for plan in observed if plan.plan == chosen.plan)
         summary["numbers"] = _numbers(config, measured, chosen, scores, true)
@@ -157,7 +159,7 @@ def _numbers(
     return {"verdict": text(ordered, present), "proposals": [vars(each) for each in ordered]}
 
 
-def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> Maker:
+def _sampler_factory(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> SamplerFactory:
     """Generation and scoring of the candidates of any plan, with the generator of the plan's precision."""
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
     rewards = load_rewards(config, list(config.rewards), backbone, Waits(), options)
@@ -166,8 +168,8 @@ def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, 
     scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
     batches: dict[str, AdaptiveBatchSize] = {}
 
-    def maker(plan: Plan) -> GroupSampler:
+    def sampler_of(plan: Plan) -> GroupSampler:
         batch = batches.setdefault(plan.precision, AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
         return GroupSampler(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
 
-    return maker
+    return sampler_of

@@ -145,7 +145,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
     from solrl_trainer.settings.config import RunConfig
 
     resume, version = command.resume is not None, command.checkpoint
-    with ExitStack() as held, process_group(rank_info) as processes:
+    with ExitStack() as locks, process_group(rank_info) as processes:
         if not processes.is_rank_zero:
             config = RunConfig.model_validate_json(processes.broadcast_text(None))
             processes.set_hint(_resume_hint(config, rank_info))
@@ -153,7 +153,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
 
             follow(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
             return 0
-        config = _checked(command, held)
+        config = _checked(command, locks)
         processes.broadcast_text(config.model_dump_json())
         processes.set_hint(_resume_hint(config, rank_info))
 
@@ -176,12 +176,12 @@ def _run(command: Run, rank_info: RankInfo) -> int:
     return 0
 
 
-def _checked(command: Run, held: ExitStack) -> "RunConfig":
-    """The settings of a run that can start; its folder stays locked in `held`."""
+def _checked(command: Run, locks: ExitStack) -> "RunConfig":
+    """The settings of a run that can start; its folder stays locked in `locks`."""
     from solrl_trainer.run_folder.folder import locked
 
     resolved = _resolve(command)
-    held.enter_context(locked(resolved.config.output))
+    locks.enter_context(locked(resolved.config.output))
     return _check_run(command, resolved)
 
 
@@ -206,9 +206,9 @@ def _resolve(command: Run) -> "Resolved":
     from solrl_trainer.settings.presets import read_settings_file, resolve, resolve_again
 
     if command.resume is None:
-        given = {"--checkpoint": command.checkpoint is not None, "--allow-change": bool(command.allow_change)}
-        for option in given:
-            if given[option]:
+        options = {"--checkpoint": command.checkpoint is not None, "--allow-change": bool(command.allow_change)}
+        for option, used in options.items():
+            if used:
                 raise ValueError(f"got {option} without --resume; expected --resume FOLDER with it")
     if command.resume is not None and command.output not in (None, command.resume):
         raise ValueError(
@@ -271,11 +271,11 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
     from solrl_trainer.ranks.rank_runtime import process_group
     from solrl_trainer.run_folder.folder import locked
 
-    with ExitStack() as held, process_group(rank_info) as processes:
+    with ExitStack() as locks, process_group(rank_info) as processes:
         _check(command)
         settings = _settings(command)
         if processes.is_rank_zero:
-            held.enter_context(locked(command.output))
+            locks.enter_context(locked(command.output))
         from solrl_core.sampling.fitting import SCHEDULES
 
         from solrl_trainer.calibration.deciding import Requirement
@@ -285,16 +285,16 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
         from solrl_trainer.records.time_left import Countdown
         from solrl_trainer.settings.token_places import warn_of_reward_tokens
 
-        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.print):
+        with Countdown("calibrating", quiet=not processes.is_rank_zero) as countdown, shown_log(countdown.print):
             warn_of_reward_tokens(settings.config.reward_options, settings.sources["reward_options"])
             summary = calibrate(
                 settings.config,
                 command.output,
                 prompts=command.prompts,
-                requirement=Requirement(command.wanted, command.loss),
+                requirement=Requirement(command.separation, command.loss),
                 limits=PlanSet(command.steps, command.keep, SCHEDULES[: command.schedules]),
                 processes=processes,
-                progress=shown,
+                progress=countdown,
             )
     if rank_info.is_rank_zero:
         _print_calibration(command, summary)
@@ -303,9 +303,9 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
 def _check(command: Calibrate) -> None:
     from solrl_proto.rollouts import MAX_STEPS
 
-    if command.prompts < 1 or not 0 <= command.wanted <= 1:
+    if command.prompts < 1 or not 0 <= command.separation <= 1:
         raise ValueError(
-            f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
+            f"got --prompts {command.prompts} --wanted {command.separation}; expected at least 1 prompt, wanted 0 to 1"
         )
     if command.loss is not None and not command.loss >= 0:
         raise ValueError(f"got --loss {command.loss}; expected 0 or more")
@@ -320,7 +320,7 @@ def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
     from solrl_trainer.settings.presets import read_settings_file
 
     print(f"frontier: {command.output / 'frontier.png'}")
-    required = Requirement(command.wanted, command.loss).text()
+    required = Requirement(command.separation, command.loss).text()
     if summary["chosen"] is None:
         print(f"no plan has {required}; ask for less (--wanted, --loss), or choose a plan from the frontier")
     else:
@@ -369,10 +369,10 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
         from solrl_trainer.records.shown_log import shown_log
         from solrl_trainer.records.time_left import Countdown
 
-        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.print):
+        with Countdown("evaluating", quiet=not processes.is_rank_zero) as countdown, shown_log(countdown.print):
             summary = evaluate_run(
                 command.folder,
-                progress=shown,
+                progress=countdown,
                 rewards=command.rewards,
                 overrides=command.set,
                 prompts=command.prompts,

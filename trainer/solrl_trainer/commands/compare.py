@@ -34,9 +34,9 @@ def compare(folders: Sequence[Path]) -> None:
     for heading in ("iterations", "time", *map(reward_label, names)):
         table.add_column(heading, justify="right", overflow="fold")
     for folder, config, lines in runs:
-        done = [line for line in lines if line["event"] == "iteration"]
-        seconds = sum(sum(own_time(line["seconds"]).values()) for line in done)
-        begun = f"{len(done)} of {config.iterations}"
+        iterations = [line for line in lines if line["event"] == "iteration"]
+        seconds = sum(sum(own_time(line["seconds"]).values()) for line in iterations)
+        begun = f"{len(iterations)} of {config.iterations}"
         cells = [_change(name, _evaluations(lines)) for name in names]
         recipe = config.preset.split("/")[1]
         table.add_row(str(folder), recipe, sum_text(config.shown_weights), begun, duration_text(seconds), *cells)
@@ -58,8 +58,8 @@ def _evaluations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _change(name: str, evaluations: Sequence[dict[str, Any]]) -> str:
     """A reward before and at the newest evaluation that has it; a dash if none does."""
-    found = [line["rewards"][name] for line in evaluations if name in line["rewards"]]
-    return " → ".join(reward_text(name, value) for value in (found if len(found) < 2 else (found[0], found[-1]))) or "—"
+    values = [line["rewards"][name] for line in evaluations if name in line["rewards"]]
+    return " → ".join(reward_text(name, value) for value in values[:1] + values[1:][-1:]) or "—"
 
 
 def _judged_on(config: RunConfig) -> str:

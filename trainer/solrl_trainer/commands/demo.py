@@ -95,31 +95,31 @@ def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet
         FileExistsError: the folder has a run.
         ValueError: the reward's packages are missing. Nothing is started in these cases.
     """
-    began, shown = time.monotonic(), WORLDS[world]
-    config = demo_config(shown, overrides, {"output": output, "run": "demo", "seed": seed})
-    with ExitStack() as held:
-        held.enter_context(locked(output))
+    began, chosen = time.monotonic(), WORLDS[world]
+    config = demo_config(chosen, overrides, {"output": output, "run": "demo", "seed": seed})
+    with ExitStack() as resources:
+        resources.enter_context(locked(output))
         _require_new(output)
-        _require_packages(shown.reward)
+        _require_packages(chosen.reward)
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of packages that are not needed
         console = Console(stderr=True, markup=False, highlight=False)
-        redis = held.enter_context(private_redis(output / "redis.log"))
+        redis = resources.enter_context(private_redis(output / "redis.log"))
         store = "in its own process, since there is no redis-server" if redis is None else "in a Redis of its own"
-        console.print(f"starting a rollout service with {shown.model}; it keeps adapters {store}", soft_wrap=True)
+        console.print(f"starting a rollout service with {chosen.model}; it keeps adapters {store}", soft_wrap=True)
         flags = ("--redis-url", redis) if redis else ()
-        service = rollout_service(shown.model, output / "service.log", [shown.reward], flags, _import)
+        service = rollout_service(chosen.model, output / "service.log", [chosen.reward], flags, _import)
         with service as url:
             console.print(f"watch the run at {url}/", soft_wrap=True)
             from solrl_trainer.commands.run import run
 
             config = config.model_copy(update={"rollout_url": url})
-            if shown is WORDS:
+            if chosen is WORDS:
                 from solrl_trainer.commands.demo_words import WordsReporter
 
                 summary = run(config, reporter=WordsReporter(config.iterations, plain=quiet))
             else:
                 summary = run(config)
-    if shown is WORDS:
+    if chosen is WORDS:
         from solrl_trainer.commands.demo_words import show_words
 
         show_words(summary, output, time.monotonic() - began)
@@ -143,10 +143,10 @@ def _require_new(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         return
     report = folder / "report.html"
-    seen = f"its report is {report}" if report.is_file() else "it has not finished"
+    state = f"its report is {report}" if report.is_file() else "it has not finished"
     raise FileExistsError(
-        f"{folder} has an earlier demo's run, and {seen}; to run the demo again, delete it (rm -r {folder}), or choose "
-        "another folder: solrl-train demo --output FOLDER"
+        f"{folder} has an earlier demo's run, and {state}; to run the demo again, delete it (rm -r {folder}), or "
+        "choose another folder: solrl-train demo --output FOLDER"
     )
 
 
@@ -184,5 +184,5 @@ def demo_config(
     """
     files = {"plan.json": read_settings_file(plan_file())} if world.plan else {}
     # The address is that of the service's own place, until it has one.
-    own = {"rollout_url": "http://127.0.0.1:8100", **(arguments or {})}
-    return resolve(world.preset, files=files, overrides=[*world.settings, *overrides], arguments=own).config
+    fixed = {"rollout_url": "http://127.0.0.1:8100", **(arguments or {})}
+    return resolve(world.preset, files=files, overrides=[*world.settings, *overrides], arguments=fixed).config

@@ -69,14 +69,14 @@ class WordsReporter(RichReporter):
         self._read = read or Ocr(line=True).read
         self._shows_words = False
 
-    def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> bool:
+    def evaluated(self, record: HeldOutRecord, evaluation: Evaluation, prompts: Sequence[str]) -> bool:
         """Show the first words as this version writes them, and the share of all that is right."""
-        asked = [wanted_text(prompt, {}) for prompt in prompts[: self._words]]
+        words = [wanted_text(prompt, {}) for prompt in prompts[: self._words]]
         if not self._shows_words:
             self._shows_words = True
-            self._console.print(_row("asked", [Text(one, "bold") for one in asked], "read right"), soft_wrap=True)
-        images = as_bytes(found.images[: len(asked)])
-        cells = [_cell(*pair) for pair in zip(asked, self._read(images), strict=True)]
+            self._console.print(_row("asked", [Text(word, "bold") for word in words], "read right"), soft_wrap=True)
+        images = as_bytes(evaluation.images[: len(words)])
+        cells = [_cell(*pair) for pair in zip(words, self._read(images), strict=True)]
         share = f"{100 * record.rewards[READ_RIGHT].mean:.0f} % of {record.images}"
         label = f"{record.version} of {self._iterations}" if record.version else "untrained"
         self._console.print(_row(label, cells, share), soft_wrap=True)
@@ -97,12 +97,12 @@ def _row(label: str, cells: Sequence[Text], share: str) -> Text:
     return row.append(f"{share:>{_SHARE}}")
 
 
-def _cell(asked: str, read: str) -> Text:
+def _cell(word: str, read: str) -> Text:
     """What was read, with a mark: right or wrong."""
-    right, longest = closeness(read, asked) == 1, _CELL - 3
-    shown = "".join(one for one in read if one.isprintable()) or "–"
-    shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
-    return Text(f"{shown} {'✓' if right else '✗'}", "green" if right else "red")
+    right, longest = closeness(read, word) == 1, _CELL - 3
+    text = "".join(filter(str.isprintable, read)) or "–"
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return Text(f"{text} {'✓' if right else '✗'}", "green" if right else "red")
 
 
 def show_words(result: dict[str, Any], folder: Path, seconds: float) -> None:
@@ -139,9 +139,9 @@ def by_tesseract(gallery: Gallery) -> tuple[float, float] | None:
     """Shares of a gallery's words that Tesseract reads right, before and after; None where it is not installed."""
     if shutil.which("tesseract") is None:
         return None
-    asked = [wanted_text(prompt, {}) for prompt in gallery.prompts]
+    words = [wanted_text(prompt, {}) for prompt in gallery.prompts]
     before, after = (
-        sum(map(reads_exactly, read_by_tesseract(images.permute(0, 2, 3, 1).numpy()), asked)) / len(asked)
+        sum(map(reads_exactly, read_by_tesseract(images.permute(0, 2, 3, 1).numpy()), words)) / len(words)
         for images in (gallery.before, gallery.after)
     )
     return before, after

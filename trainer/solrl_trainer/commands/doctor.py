@@ -59,9 +59,9 @@ def _prompts(name: str, rewards: Sequence[str], options: diagnosis.Options) -> I
     except (ValueError, OSError) as error:
         yield Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
         return
-    found = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
+    counts = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
     both = in_both(train.texts, test.texts, f"{train.path.name} or {test.path.name}")
-    yield Finding("prompts", "warn" if both else "ok", found, both)
+    yield Finding("prompts", "warn" if both else "ok", counts, both)
     for reward in rewards:
         noted: list[str] = []
         with shown_log(noted.append), suppress(ValueError):  # that there is no such reward is a finding of its own
@@ -101,13 +101,13 @@ def _service(url: str, model: str, servers: Mapping[str, str]) -> Iterator[Findi
     try:
         with RolloutClient(url, patience=0) as client:
             hosted = client.models()
-        names, wanted = [found.name for found in hosted.models], default_model_name(model)
-        found = f"{url} hosts {', '.join(names)}"
-        if wanted in names:
-            yield Finding("service", "ok", found)
-            yield from _at_servers(url, hosted, wanted, servers)
+        names, expected = [info.name for info in hosted.models], default_model_name(model)
+        hosts = f"{url} hosts {', '.join(names)}"
+        if expected in names:
+            yield Finding("service", "ok", hosts)
+            yield from _at_servers(url, hosted, expected, servers)
         else:
-            yield Finding("service", "warn", found, f"start it with --model {model}, or name its model by served_as")
+            yield Finding("service", "warn", hosts, f"start it with --model {model}, or name its model by served_as")
         require_scopes(url, hosted)
         check_noise_contract(hosted.noise)
         yield Finding("noise contract", "ok", f"version {hosted.noise.version}, probe row agrees")

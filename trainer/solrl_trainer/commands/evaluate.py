@@ -14,12 +14,12 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan
 
-from solrl_trainer.commands.preflight import require_judges, usable_judges
+from solrl_trainer.commands.preflight import require_usable_rewards, usable_rewards
 from solrl_trainer.evaluation.ended import EVALUATION, GRID, best_version
 from solrl_trainer.evaluation.evaluate import evaluate, shown_seed
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.policy.progress import OnProgress
-from solrl_trainer.prompts.prompt_rewards import scored_prompts, weights_of_all
+from solrl_trainer.prompts.prompt_rewards import scored_prompts, weights_per_prompt
 from solrl_trainer.prompts.prompt_sets import prompts_of_run, say_covered
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
@@ -27,13 +27,13 @@ from solrl_trainer.records.evaluations import Evaluation, compare, verdicts
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.rollouts.loading import load_rewards
-from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
+from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.run_folder.figures import trained_text
 from solrl_trainer.run_folder.folder import SETTINGS, saved_settings
 from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.presets import ConfigError, parse_override, refused
+from solrl_trainer.settings.presets import ConfigError, config_error, parse_override
 from solrl_trainer.settings.token_places import warn_of_reward_tokens
 
 logger = logging.getLogger(__name__)
@@ -77,32 +77,33 @@ def evaluate_run(
             checkpoint is damaged.
     """
     saved = saved_settings(folder)
-    given = dict(parse_override(override) for override in overrides)
-    config = _changed(saved, given, {"prompts": prompts, "seeds": seeds, "steps": steps})
+    changes = dict(parse_override(override) for override in overrides)
+    config = _changed(saved, changes, {"prompts": prompts, "seeds": seeds, "steps": steps})
     settings = config.evaluate
     whole = prompts_of_run(config.prompt_sources, "test")
     held_out = whole.sample(settings.prompts)
-    wanted = list(rewards) if rewards else [*config.rewards, *settings.rewards]
-    chosen = given.get("reward_options", {})
+    requested = list(rewards) if rewards else [*config.rewards, *settings.rewards]
+    chosen = changes.get("reward_options", {})
     options = saved.reward_options | chosen
     if rewards:
-        names = wanted
-        require_judges(names, held_out, "test", options)
+        names = requested
+        require_usable_rewards(names, held_out, "test", options)
     else:
         names = [
             name
-            for name in dict.fromkeys(wanted)
-            if usable_judges([name], scored_prompts(name, held_out, settings.rewards), options)
+            for name in dict.fromkeys(requested)
+            if usable_rewards([name], scored_prompts(name, held_out, settings.rewards), options)
         ]
         if not names:
             raise ValueError("none of the run's rewards can score the prompts; choose other rewards with --rewards")
     if processes.is_rank_zero:
-        kept = {name: one for name, one in saved.reward_options.items() if name in names and name not in chosen}
-        warn_of_reward_tokens(kept, str(folder / SETTINGS))
+        unchanged = {*names} - {*chosen}
+        loaders = {name: loader for name, loader in saved.reward_options.items() if name in unchanged}
+        warn_of_reward_tokens(loaders, str(folder / SETTINGS))
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
     version = best_version(folder) if checkpoint is None else checkpoint
-    found = checkpoints.require(folder / "checkpoints", version, world)
+    stored = checkpoints.require(folder / "checkpoints", version, world)
     say_covered(whole, settings.prompts, "evaluated")
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)
@@ -110,12 +111,12 @@ def evaluate_run(
     warn_of_long_prompts(backbone, {"held-out": held_out})
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in options.items() if name in names or name in chosen}
-    judges = load_rewards(config, names, backbone, Waits(), options)
-    warn_of_unread_prompts(judges, {"held-out": held_out})
+    loaded = load_rewards(config, names, backbone, Waits(), options)
+    warn_of_unread_prompts(loaded, {"held-out": held_out})
     generator = Generator(backbone, "bf16")
     plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
     sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
-    scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
+    scorer = Scorer(loaded, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
 
     def look(name: str, earlier: int) -> Evaluation:
         result = evaluate(
@@ -123,7 +124,7 @@ def evaluate_run(
             scorer,
             held_out,
             world,
-            judges=names if rewards else [name for name in names if name in settings.rewards],
+            always=names if rewards else [name for name in names if name in settings.rewards],
             seeds=settings.seeds,
             progress=lambda done, total: progress(earlier + done / total, 2),
         )
@@ -131,18 +132,18 @@ def evaluate_run(
         return result
 
     before = look("base", 0)
-    generator.set_adapter(found.averaged)
-    after = look(f"version {found.version}", 1)
+    generator.set_adapter(stored.averaged)
+    after = look(f"version {stored.version}", 1)
     summary = {
         "model": config.model,
         "preset": config.preset,
         "run": config.run,
         "trained": config.shown_weights,
-        "version": found.version,
+        "version": stored.version,
         "prompts": len(held_out),
         "seeds": settings.seeds,
         "steps": settings.steps,
-        "rewards": compare(before, after, weights_of_all(held_out, config.rewards)),
+        "rewards": compare(before, after, weights_per_prompt(held_out, config.rewards)),
     }
     if processes.is_rank_zero:
         output = folder / "evaluation"
@@ -151,22 +152,22 @@ def evaluate_run(
         output.mkdir(exist_ok=True)
         write_file(output / EVALUATION, json.dumps(summary, indent=1, allow_nan=False))
         save_gallery(output, Gallery(texts, *images, verdicts(before, after), seeds=drawn))
-        title = f"{config.run}, version {found.version}"
+        title = f"{config.run}, version {stored.version}"
         about = trained_text(config.model, config.preset, config.shown_weights)
         write_grid(load_gallery(output), output / GRID, title, about)
     return summary
 
 
-def _changed(config: RunConfig, given: Mapping[str, Any], options: Mapping[str, int | None]) -> RunConfig:
-    if unknown := sorted(given.keys() - set(CHANGEABLE)):
+def _changed(config: RunConfig, changes: Mapping[str, Any], options: Mapping[str, int | None]) -> RunConfig:
+    if unknown := sorted(changes.keys() - set(CHANGEABLE)):
         raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can only set {', '.join(CHANGEABLE)}")
     changed = config.model_dump(mode="json")
     changed["evaluate"] |= {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
+    for name, value in changes.items():
         section, _, field = name.rpartition(".")
         (changed[section] if section else changed)[field] = value
     try:
         return RunConfig.model_validate(changed)
     except ValidationError as error:
-        sources = dict.fromkeys(given, "--set") | {f"evaluate.{name}": f"--{name}" for name in options}
-        raise refused(error, sources) from error
+        sources = dict.fromkeys(changes, "--set") | {f"evaluate.{name}": f"--{name}" for name in options}
+        raise config_error(error, sources) from error

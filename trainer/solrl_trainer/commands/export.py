@@ -44,7 +44,7 @@ def export(
         OSError: a file cannot be written, or the model to merge into cannot be loaded.
     """
     chosen = best_version(config.output) if version is None else version
-    found = checkpoints.require(config.output / "checkpoints", chosen)
+    checkpoint = checkpoints.require(config.output / "checkpoints", chosen)
     folder = folder or config.output
     weights, card, grid = (folder / name for name in (LORA, CARD, GRID))
     if card.is_file() and MARK not in read_text(card):
@@ -54,18 +54,18 @@ def export(
             f"got --merged into {folder}, which has {index.name}: the model there would lose its transformer; expected "
             "a folder without a model; choose another --output"
         )
-    figures = held_out(config.output, found.version)
-    text = model_card(config, found.version, figures, repository or str(folder))
-    named = None if layout == "diffusers" else _in_layout(found.averaged, config, layout)
+    figures = held_out(config.output, checkpoint.version)
+    text = model_card(config, checkpoint.version, figures, repository or str(folder))
+    named = None if layout == "diffusers" else _in_layout(checkpoint.averaged, config, layout)
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(weights, encode_for_diffusers(found.averaged))
+    write_file(weights, encode_for_diffusers(checkpoint.averaged))
     write_file(card, text)
     files = [weights, card]
     if named is not None:
         files.append(folder / f"lora-{layout}.safetensors")
         write_file(files[-1], named)
     if merged:
-        _write_merged(found.averaged, config, folder / "transformer")
+        _write_merged(checkpoint.averaged, config, folder / "transformer")
     if figures is not None and figures.grid is not None:
         if figures.grid.resolve() != grid.resolve():
             write_file(grid, figures.grid.read_bytes())
@@ -77,13 +77,13 @@ def _in_layout(adapter: Adapter, config: RunConfig, layout: Literal["comfyui", "
     from solrl_core.families.load import describe_model
     from solrl_core.families.original_layers import encode_in_layout
 
-    found = describe_model(config.model, config.revision)
-    if found is None:
+    model = describe_model(config.model, config.revision)
+    if model is None:
         raise ValueError(
             f"the layer names of {layout} depend on the model's family, and {config.model} is not on this machine; "
             "export where it is"
         )
-    return encode_in_layout(adapter, found.family.family, layout)
+    return encode_in_layout(adapter, model.family.family, layout)
 
 
 def _write_merged(adapter: Adapter, config: RunConfig, folder: Path) -> None:

@@ -99,19 +99,19 @@ def import_prompts(
     if test_file is not None:
         held_out = read_rows([test_file], "test", key)
         notes += held_out.notes("test")
-        kept = {"train": training.rows, "test": held_out.rows}
+        rows_of_split = {"train": training.rows, "test": held_out.rows}
     else:
-        kept = split_rows(training.rows, test)
-    for split, rows in kept.items():
+        rows_of_split = split_rows(training.rows, test)
+    for split, rows in rows_of_split.items():
         if not rows:
             raise ValueError(
                 f"no {split} prompts remain of {len(training.rows):,}; expected at least one of each split"
             )
     output.mkdir(parents=True, exist_ok=True)
     for split, path in targets.items():
-        write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept[split]))
-        notes.append(f"{path}: {len(kept[split]):,} prompt{'s' * (len(kept[split]) != 1)}")
-    texts = {split: [row["prompt"] for row in rows] for split, rows in kept.items()}
+        write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of_split[split]))
+        notes.append(f"{path}: {len(rows_of_split[split]):,} prompt{'s' * (len(rows_of_split[split]) != 1)}")
+    texts = {split: [row["prompt"] for row in rows] for split, rows in rows_of_split.items()}
     if both := in_both(texts["train"], texts["test"], " or ".join(path.name for path in targets.values())):
         notes.append(both)
     return notes
@@ -123,25 +123,25 @@ def read_rows(files: Sequence[Path], split: str, key: str | None) -> Imported:
     Raises:
         ValueError: a row whose prompt is missing or no text; names the place.
     """
-    found, seen = Imported(), dict[str, dict[str, Any]]()
+    imported, rows_by_content = Imported(), dict[str, dict[str, Any]]()
     for place, prompt, fields in chain.from_iterable(prompts_of(rows_of(path, split), key) for path in files):
-        found.read += 1
+        imported.read += 1
         if not isinstance(prompt, str):
             raise ValueError(f"{place}: got the prompt {json.dumps(prompt)[:80]}; expected a text")
         if reason := _unusable(prompt):
-            found.dropped.append(f"{place}: {reason}")
+            imported.dropped.append(f"{place}: {reason}")
             continue
-        found.negative += any(map(fields.get, NEGATIVE))
+        imported.negative += any(map(fields.get, NEGATIVE))
         metadata = {name: value for name, value in fields.items() if name not in ("prompt", *NEGATIVE)}
         row = {"prompt": prompt_item((place, prompt, metadata)).text, **metadata}
         content = json.dumps({name: value for name, value in row.items() if not _IDENTIFIER(name)}, sort_keys=True)
-        if content in seen:
-            found.merged += 1
-            found.renumbered += seen[content] != row
+        if content in rows_by_content:
+            imported.merged += 1
+            imported.renumbered += rows_by_content[content] != row
             continue
-        seen[content] = row
-        found.rows.append(row)
-    return found
+        rows_by_content[content] = row
+        imported.rows.append(row)
+    return imported
 
 
 def _unusable(prompt: str) -> str | None:

@@ -15,7 +15,7 @@ _HOUR = 3600.0
 _FITTED_STEPS = 4
 
 
-def layout(config: RunConfig, asked: Layout) -> None:
+def layout(config: RunConfig, options: Layout) -> None:
     """Print the layouts of runs with these settings, the fastest first, and the commands of the fastest.
 
     The commands are those of the fastest layout without a service, and of the fastest with one.
@@ -23,14 +23,14 @@ def layout(config: RunConfig, asked: Layout) -> None:
     Raises:
         ValueError, OSError: numbers that give no layout, no measured rates of the model, or what cannot be loaded.
     """
-    gpus, runs, speed = asked.gpus, asked.runs, asked.serving_speed
+    gpus, runs, speed = options.gpus, options.runs, options.serving_speed
     for option, value in {"--gpus": gpus, "--runs": runs}.items():
         if value < 1:
             raise ValueError(f"got {option} {value}; expected at least 1")
     config.require_exploring("layout")
     if not speed > 0:
         raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
-    rates = _rates(config, asked.measure, asked.rates)
+    rates = _rates(config, options.measure, options.rates)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
         return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs, speed=speed)
@@ -43,7 +43,7 @@ def layout(config: RunConfig, asked: Layout) -> None:
     advice = []
     for name, served in (("without a service", False), ("with a service", True)):
         if best := next((one for one in every if bool(one.serving) == served), None):
-            advice += [f"{name}, {_hours(config, best):.3g} h per run:", *_commands(config, best, runs, asked.words)]
+            advice += [f"{name}, {_hours(config, best):.3g} h per run:", *_commands(config, best, runs, options.words)]
     if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:
         explore = config.explore.model_copy(update={"steps": _FITTED_STEPS})
         fitted = sorted_layouts(config.model_copy(update={"explore": explore}))[0]
@@ -82,23 +82,23 @@ def _table(config: RunConfig, every: Sequence[GpuLayout]) -> Table:
     table.add_column("GPUs", no_wrap=True)
     for name in ("s / prompt", "min / iteration", "h / run", "waiting"):
         table.add_column(name, justify="right")
-    for one in every:
-        minutes = one.seconds * config.explore.prompts / 60
-        cells = [f"{one.seconds:.2f}", f"{minutes:.3g}", f"{_hours(config, one):.3g}", f"{max(one.idle, 0):.0%}"]
-        table.add_row(layout_text(one), *cells)
+    for row in every:
+        minutes = row.seconds * config.explore.prompts / 60
+        cells = [f"{row.seconds:.2f}", f"{minutes:.3g}", f"{_hours(config, row):.3g}", f"{max(row.idle, 0):.0%}"]
+        table.add_row(layout_text(row), *cells)
     return table
 
 
-def _hours(config: RunConfig, one: GpuLayout) -> float:
-    return one.seconds * config.explore.prompts * config.iterations / _HOUR
+def _hours(config: RunConfig, layout: GpuLayout) -> float:
+    return layout.seconds * config.explore.prompts * config.iterations / _HOUR
 
 
-def layout_text(one: GpuLayout) -> str:
+def layout_text(layout: GpuLayout) -> str:
     """A layout in words."""
-    if not one.serving:
-        return f"{one.training} without a service"
-    training = f"{one.training} training" if one.runs == 1 else f"{one.runs} × {one.training} training"
-    return f"{one.serving} serving + {training}"
+    if not layout.serving:
+        return f"{layout.training} without a service"
+    training = f"{layout.training} training" if layout.runs == 1 else f"{layout.runs} × {layout.training} training"
+    return f"{layout.serving} serving + {training}"
 
 
 def _commands(config: RunConfig, best: GpuLayout, runs: int, words: Sequence[str]) -> list[str]:

@@ -69,18 +69,20 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
         console.print(remark)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        chosen = asdict(layout) | {"weights": planned.held_weights(layout), "phases": planned.phases(layout)}
-        content = asdict(planned) | {"gpu": size, "gpus": gpus, "total": planned.total(layout)} | chosen
+        figures = {"total": planned.total(layout), "phases": planned.phases(layout)}
+        content = asdict(planned) | {"gpu": size, "gpus": gpus, "wanted": asdict(planned.settings)} | figures
+        content |= asdict(layout) | {"weights": planned.resident_weights(layout)}
+        del content["settings"]
         write_file(out, json.dumps(content, indent=1) + "\n")
 
 
-def _gpu(given: float | None) -> tuple[int, Precision]:
+def _gpu(gigabytes: float | None) -> tuple[int, Precision]:
     """Bytes of the GPU, and its fastest native precision."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
-        own = torch.cuda.get_device_properties(device).total_memory
-        return int(own if given is None else given * 1e9), fastest_precision(device)
-    return int((_ASSUMED_GB if given is None else given) * 1e9), _ASSUMED_PRECISION
+        installed = torch.cuda.get_device_properties(device).total_memory
+        return int(installed if gigabytes is None else gigabytes * 1e9), fastest_precision(device)
+    return int((_ASSUMED_GB if gigabytes is None else gigabytes) * 1e9), _ASSUMED_PRECISION
 
 
 def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
@@ -92,9 +94,9 @@ def _table(planned: RunMemory, layout: MemoryLayout, title: str) -> Table:
     blocks, checkpointed = len(planned.training.kept), layout.checkpointed
     part = ", this rank's part" if layout.sharded else ""
     rows = {}
-    for name, size in planned.held_weights(layout).items():
-        own = part if name in SHARDED else ""
-        rows[_NAMES.get(name, name.replace("_", " ")) + own] = size
+    for name, size in planned.resident_weights(layout).items():
+        share = part if name in SHARDED else ""
+        rows[_NAMES.get(name, name.replace("_", " ")) + share] = size
     rows |= {f"reward {name}": size for name, size in planned.rewards.items() if size is not None}
     rows["LoRA weights, gradients and optimiser"] = planned.training.state
     rows |= {f"iteration: {use}": size for use, size in planned.iteration.items()}
@@ -107,9 +109,9 @@ def _table(planned: RunMemory, layout: MemoryLayout, title: str) -> Table:
         for use, size in planned.training.activations(checkpointed).items()
     }
     largest, peak = max(every.items(), key=lambda phase: phase[1])
-    shown = ({use: size for use, size in part.items() if size >= _LEAST} for part in (rows, phases))
+    large = ({use: size for use, size in part.items() if size >= _LEAST} for part in (rows, phases))
     total = {f"largest phase: {largest}": peak, "total, with the largest phase": planned.total(layout)}
-    return memory_table(title, *shown, total)
+    return memory_table(title, *large, total)
 
 
 def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> str:
@@ -117,10 +119,10 @@ def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> s
     fits = f"fits, with {bytes_text(free)} to spare" if free >= 0 else f"does not fit: {bytes_text(-free)} are missing"
     set_by = (
         "as optimizer.activation_checkpointing sets"
-        if planned.wanted.checkpointed is not None
+        if planned.settings.checkpointed is not None
         else "the fewest that fit"
     )
-    if planned.wanted.checkpointed is None and free < 0:
+    if planned.settings.checkpointed is None and free < 0:
         set_by = "all of them" if layout.checkpointed == blocks else "as training allows"
     on = f"a GPU of {gpu / 1e9:g} GB" if gpus == 1 else f"{gpus} GPUs of {gpu / 1e9:g} GB"
     return f"On {on} the run {fits}. {layout.checkpointed} of {blocks} blocks recompute, {set_by}."
@@ -128,12 +130,12 @@ def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> s
 
 def _choices(planned: RunMemory, layout: MemoryLayout, gpus: int) -> str:
     """The decisions on encoders and sharding."""
-    wanted = planned.wanted
+    settings = planned.settings
     where = "in host memory, except while prompts are encoded" if layout.offloaded else "on the GPU"
-    choices = [f"Text encoders stay {where}{_because(wanted.offloaded, 'optimizer.encoders')}."]
+    choices = [f"Text encoders stay {where}{_because(settings.offloaded, 'optimizer.encoders')}."]
     if gpus > 1:
         how = f"sharded across the {gpus} ranks" if layout.sharded else "whole on each GPU"
-        choices.append(f"The base is {how}{_because(wanted.sharded, 'optimizer.shard_base')}.")
+        choices.append(f"The base is {how}{_because(settings.sharded, 'optimizer.shard_base')}.")
     return " ".join(choices)
 
 
@@ -155,8 +157,8 @@ def _way_out(config: RunConfig, planned: RunMemory, backbone: PipelineBackbone, 
     return "No micro-batch fits."
 
 
-def _because(wanted: bool | None, setting: str) -> str:
-    return "" if wanted is None else f", as {setting} sets"
+def _because(value: bool | None, setting: str) -> str:
+    return "" if value is None else f", as {setting} sets"
 
 
 def _common_gpus(planned: RunMemory) -> Table:

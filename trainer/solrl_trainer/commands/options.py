@@ -32,7 +32,8 @@ class Run:
     config: Files = ()
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()
-    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
+    """A setting, key=value with the value in YAML, such as explore.prompts=24; --dry-run prints them all, first those
+    to know. May be given more than once; wins over files."""
     output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
     """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
     run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
@@ -125,8 +126,8 @@ class SettingsCommand:
     @property
     def words(self) -> list[str]:
         """The words of the command line that give files and settings."""
-        given = [("--config", str(file)) for file in self.config] + [("--set", setting) for setting in self.set]
-        return [word for pair in given for word in pair]
+        pairs = [("--config", str(file)) for file in self.config] + [("--set", setting) for setting in self.set]
+        return [word for pair in pairs for word in pair]
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Calibrate(SettingsCommand):
     """Folder for calibration.json, frontier.png and plan.yaml; use the latter with `solrl-train run --config`."""
     prompts: int = 16
     """Number of training prompts to measure on."""
-    wanted: float = 0.8
+    separation: Annotated[float, tyro.conf.arg(name="wanted")] = 0.8
     """Minimum separation of the selected best and worst, with its whole interval: 1 is perfect, 0 is chance."""
     loss: Annotated[float | None, _shown("X", "any")] = None
     """Maximum loss of separation against explore.steps without pruning, with its whole interval, such as 0.02."""

@@ -70,7 +70,7 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfi
     return _check_models(config)
 
 
-def usable_judges(
+def usable_rewards(
     names: Iterable[str], prompts: Sequence[PromptItem], options: RewardOptions = NO_OPTIONS
 ) -> list[str]:
     """Rewards that can judge images of all these prompts, as far as they say; others are logged."""
@@ -84,7 +84,7 @@ def usable_judges(
     return usable
 
 
-def require_judges(
+def require_usable_rewards(
     names: Iterable[str], prompts: Sequence[PromptItem], split: str, options: RewardOptions = NO_OPTIONS
 ) -> None:
     """Refuse rewards that cannot judge images of all these prompts, as far as they say.
@@ -106,14 +106,14 @@ def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardO
     from solrl_core.errors import RewardUnavailableError
     from solrl_core.rewards.reward import AT, REWARDS, first_fault
 
-    asked = [(prompt.text, prompt.metadata) for prompt in prompts]
-    given = options.get(name, {})
-    if AT not in given:
-        return first_fault(REWARDS.find(name), asked)
+    texts = [(prompt.text, prompt.metadata) for prompt in prompts]
+    loader = options.get(name, {})
+    if AT not in loader:
+        return first_fault(REWARDS.find(name), texts)
     from solrl_remote.remote_reward import connect_reward
 
     try:
-        return connect_reward(name, given).first_fault(asked)
+        return connect_reward(name, loader).first_fault(texts)
     except RewardUnavailableError as error:
         logger.warning(f"prompts are not checked with {name}: {error}")
         return None
@@ -152,26 +152,26 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
                 f"prompts: got the reward {unknown!r} of {name}{did_you_mean(unknown, config.rewards)}; expected some "
                 f"of the run's rewards: {', '.join(config.rewards)}"
             )
-    for said in filter(None, (*(split.repeated for split in (*train, *test)), *both)):
-        logger.warning(said)
+    for note in filter(None, (*(split.repeated for split in (*train, *test)), *both)):
+        logger.warning(note)
 
 
 def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
     """Refuse more prompts per iteration than a source has, and a share of less than one."""
-    asked, found = config.explore.prompts, prompts_of_run(config.prompt_sources, "train")
+    per_iteration, train = config.explore.prompts, prompts_of_run(config.prompt_sources, "train")
     several = len(folders) > 1
-    for folder, prompts, count in zip(folders, found.sources, found.counts(asked), strict=True):
+    for folder, prompts, count in zip(folders, train.sources, train.counts(per_iteration), strict=True):
         most = len(prompts)
         share = f", of which its share is {count}" if several else ""
         if not count:
             raise ValueError(
-                f"explore.prompts is {asked}{share}: no prompt of {folder}; expected more prompts per iteration, or a "
-                "larger share in prompts"
+                f"explore.prompts is {per_iteration}{share}: no prompt of {folder}; expected more prompts per "
+                "iteration, or a larger share in prompts"
             )
         if count > most:
             cure = "expected more prompts, or a smaller share in prompts"
             raise ValueError(
-                f"explore.prompts is {asked}{share}, but {folder} has {most} train prompts; "
+                f"explore.prompts is {per_iteration}{share}, but {folder} has {most} train prompts; "
                 + (cure if several else f"expected at most {most}: --set explore.prompts={most}")
             )
 
@@ -188,8 +188,8 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     if (explored := config.explore.precision) != "auto":
         require_precision(client.url, hosted, explored, where="explore.precision", action="explore.precision=auto")
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
-    if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
-        raise run_taken(client.url, config.run, held.head)
+    if not resume and (pushed := client.adapters(config.run)) is not None and pushed.head > 0:
+        raise run_taken(client.url, config.run, pushed.head)
 
 
 def _check_models(config: RunConfig) -> RunConfig:
@@ -199,13 +199,13 @@ def _check_models(config: RunConfig) -> RunConfig:
     train, test = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
     for name in config.rewards:
         for split, prompts in (("train", train.all), ("test", test.all)):
-            require_judges([name], scored_prompts(name, prompts), split, config.reward_options)
-    judges = usable_judges(config.evaluate.rewards, test.sample(config.evaluate.prompts), config.reward_options)
+            require_usable_rewards([name], scored_prompts(name, prompts), split, config.reward_options)
+    usable = usable_rewards(config.evaluate.rewards, test.sample(config.evaluate.prompts), config.reward_options)
     locate(config.model)
-    left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
+    left_out = set(config.evaluate.rewards) - set(usable) - config.rewards.keys()
     options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}
-    guards = tuple(name for name in config.evaluate.guards if name in judges or name in config.rewards)
+    guards = tuple(name for name in config.evaluate.guards if name in usable or name in config.rewards)
     if unguarded := sorted(set(config.evaluate.guards) - set(guards)):
         logger.warning(f"the run does not end when {' or '.join(unguarded)} falls (evaluate.guards)")
-    evaluate = config.evaluate.model_copy(update={"rewards": tuple(judges), "guards": guards})
+    evaluate = config.evaluate.model_copy(update={"rewards": tuple(usable), "guards": guards})
     return config.model_copy(update={"evaluate": evaluate, "reward_options": options})

@@ -63,12 +63,12 @@ def run(
     write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with (
-        reporter or RichReporter(config.iterations) as shown,
-        shown_log(shown.print, config.output / TRAINER_LOG),
+        reporter or RichReporter(config.iterations) as progress,
+        shown_log(progress.print, config.output / TRAINER_LOG),
         open_trackers(config) as trackers,
     ):
         result = train(
-            config, shown, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
+            config, progress, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
         )
         logger.info("writing the report")
         summary = summarize(config, result)
@@ -119,8 +119,8 @@ def gallery_grid(folder: Path) -> Path:
 
 
 def _gallery(result: Result) -> Gallery:
-    before, after, shown = result.before, result.after, result.pairs
+    before, after, pairs = result.before, result.after, result.pairs
     gallery = Gallery(result.prompts, before.images, after.images, verdicts(before, after), seeds=result.seeds)
-    if shown is None:
+    if pairs is None:
         return gallery
-    return replace(gallery, pairs=shown.pairs, explored=shown.explored, regenerated=shown.regenerated)
+    return replace(gallery, pairs=pairs.pairs, explored=pairs.explored, regenerated=pairs.regenerated)

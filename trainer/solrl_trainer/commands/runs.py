@@ -18,19 +18,19 @@ def list_runs(url: str) -> None:
         ProblemError: refused or unreachable.
     """
     with RolloutClient(url) as client:
-        held = client.runs()
+        run_list = client.runs()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("model", overflow="fold")
     for heading in ("newest version", "versions held", "MiB"):
         table.add_column(heading, justify="right")
-    for run in held.runs:
+    for run in run_list.runs:
         models = ", ".join(sorted({info.model for info in run.versions}))
         size = sum(info.size for info in run.versions)
         table.add_row(run.run, models, str(run.head), str(len(run.versions)), _mib(size))
-    if held.runs:
+    if run_list.runs:
         Console(markup=False).print(table)
-    print(f"{len(held.runs)} runs, {_mib(held.size)} MiB{_quota(held)}", file=sys.stderr)
+    print(f"{len(run_list.runs)} runs, {_mib(run_list.size)} MiB{_quota(run_list)}", file=sys.stderr)
 
 
 def delete_run(url: str, name: str) -> None:
@@ -40,8 +40,8 @@ def delete_run(url: str, name: str) -> None:
         ProblemError: there is no such run, the service refuses or is unreachable.
     """
     with RolloutClient(url) as client:
-        held = client.adapters(name)
-        if held is None:
+        adapter_list = client.adapters(name)
+        if adapter_list is None:
             names = [run.run for run in client.runs().runs]
             raise ProblemError(
                 ProblemKind.RUN_NOT_FOUND,
@@ -49,11 +49,11 @@ def delete_run(url: str, name: str) -> None:
                 action="`solrl-train runs list` shows yours",
             )
         client.delete(name)
-        print(f"deleted {name} with {len(held.versions)} versions, the newest {held.head}")
+        print(f"deleted {name} with {len(adapter_list.versions)} versions, the newest {adapter_list.head}")
 
 
-def _quota(held: RunList) -> str:
-    return "" if held.quota is None else f" of {_mib(held.quota)} allowed"
+def _quota(run_list: RunList) -> str:
+    return "" if run_list.quota is None else f" of {_mib(run_list.quota)} allowed"
 
 
 def _mib(size: int) -> str:

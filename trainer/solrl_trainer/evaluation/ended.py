@@ -23,8 +23,8 @@ def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
     """
     for place, name in ((folder, RESULT), (folder / "evaluation", EVALUATION)):
         if (place / name).is_file() and _holds_until(place / name, goes_on=goes_on) > version:
-            for one in (name, TEXTS, IMAGES, GRID):
-                (place / one).unlink(missing_ok=True)
+            for file in (name, TEXTS, IMAGES, GRID):
+                (place / file).unlink(missing_ok=True)
     (folder / PAGE).unlink(missing_ok=True)
 
 
@@ -41,8 +41,8 @@ def best_version(folder: Path) -> int | None:
 def _holds_until(path: Path, *, goes_on: bool) -> float:
     """The newest version that a result speaks of; infinite if that was the end but it goes on, or it is damaged."""
     try:
-        found = read_json(path)
-        version = float(found["version" if path.name == EVALUATION else "iterations"])
-        return math.inf if goes_on and found.get("stopped") else version
+        result = read_json(path)
+        version = float(result["version" if path.name == EVALUATION else "iterations"])
+        return math.inf if goes_on and result.get("stopped") else version
     except (AttributeError, TextFileError, KeyError, TypeError, ValueError):
         return math.inf

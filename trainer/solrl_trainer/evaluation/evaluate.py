@@ -10,7 +10,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.policy.progress import OnProgress
-from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, shard
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.rollouts.sample_scorer import score_policy_images
 
@@ -31,17 +31,17 @@ def evaluate(
     world: Communicator,
     *,
     seeds: int,
-    judges: Sequence[str] = (),
+    always: Sequence[str] = (),
     encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
     """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward.
 
     Each rank generates its share of the prompts, and all get the whole result. A prompt that names its own rewards is
-    scored with these and with `judges`. `encode` is called with the texts of this rank's next few batches, and the
+    scored with these and with `always`. `encode` is called with the texts of this rank's next few batches, and the
     guidance; `progress` with the numbers of images that it has made and will make.
     """
-    names, backbone, part = scorer.rewards.names, sampler.generator.backbone, share(prompts, world)
+    names, backbone, part = scorer.rewards.names, sampler.generator.backbone, shard(prompts, world)
     pairs = [(prompt, seed) for prompt in part for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
     scores: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] for name in names}
     frames = [backbone.frames] if backbone.frames > 1 else []
@@ -52,12 +52,12 @@ def evaluate(
     for start in range(0, len(pairs), size):
         if start % (_AHEAD * size) == 0:
             encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
-        own, own_seeds = zip(*pairs[start : start + size], strict=True)
-        made = sampler.sample(own, own_seeds).images
-        for name, values in score_policy_images(scorer, names, made, own, judges)[0].items():
+        batch, own_seeds = zip(*pairs[start : start + size], strict=True)
+        made = sampler.sample(batch, own_seeds).images
+        for name, values in score_policy_images(scorer, names, made, batch, always)[0].items():
             scores[name].append(values)
         images.append(for_showing(made[-start % seeds :: seeds]).cpu())  # of each prompt's first seed
-        progress(start + len(own), len(pairs))
+        progress(start + len(batch), len(pairs))
     return Evaluation(
         scores={name: gather_rows(torch.cat(values).view(len(part), seeds), world) for name, values in scores.items()},
         images=gather_rows(torch.cat(images), world),

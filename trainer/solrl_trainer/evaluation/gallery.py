@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 
 from solrl_trainer.records.evaluations import STRICT, Verdicts, small_images
-from solrl_trainer.rollouts.pairs import Pair
+from solrl_trainer.rollouts.image_comparisons import ImageComparison
 from solrl_trainer.run_folder.output_files import write_file
 
 IMAGES = "gallery.safetensors"
@@ -41,7 +41,7 @@ class Gallery:
     before: torch.Tensor
     after: torch.Tensor
     verdicts: Verdicts | None = None
-    pairs: Sequence[Pair] = ()
+    pairs: Sequence[ImageComparison] = ()
     explored: torch.Tensor | None = None
     regenerated: torch.Tensor | None = None
     seeds: Sequence[int] = ()
@@ -51,16 +51,16 @@ def save_gallery(folder: Path, gallery: Gallery) -> None:
     """Write gallery.safetensors and gallery.json, with the first prompts: as many as fit `KEPT_PIXELS`, but at least
     `KEPT_PROMPTS`; `KEPT_CLIPS` of clips."""
     before, explored, regenerated = gallery.before, gallery.explored, gallery.regenerated
-    kept = max(KEPT_PROMPTS, KEPT_PIXELS // math.prod(before.shape[-2:])) if before.ndim == 4 else KEPT_CLIPS
-    tensors = {"before": before[:kept], "after": gallery.after[:kept]}
+    count = max(KEPT_PROMPTS, KEPT_PIXELS // math.prod(before.shape[-2:])) if before.ndim == 4 else KEPT_CLIPS
+    tensors = {"before": before[:count], "after": gallery.after[:count]}
     tensors |= {"explored": explored} if explored is not None else {}
     tensors |= {"regenerated": regenerated} if regenerated is not None else {}
-    said = gallery.verdicts
+    verdicts = gallery.verdicts
     texts = {
-        "prompts": list(gallery.prompts[:kept]),
-        "seeds": list(gallery.seeds[:kept]),
-        "marks": None if said is None else [list(mark) for mark in said.marks[:kept]],
-        "marked_by": None if said is None else said.by,
+        "prompts": list(gallery.prompts[:count]),
+        "seeds": list(gallery.seeds[:count]),
+        "marks": None if verdicts is None else [list(mark) for mark in verdicts.marks[:count]],
+        "marked_by": None if verdicts is None else verdicts.by,
         "pairs": [asdict(pair) for pair in gallery.pairs],
     }
     # save_file would create a file that only its owner can read.
@@ -84,7 +84,7 @@ def load_gallery(folder: Path) -> Gallery:
         before=images["before"],
         after=images["after"],
         verdicts=None if marks is None else Verdicts(texts.get("marked_by", STRICT[0]), [(a, b) for a, b in marks]),
-        pairs=[Pair(**pair) for pair in texts["pairs"]],
+        pairs=[ImageComparison(**pair) for pair in texts["pairs"]],
         explored=images.get("explored"),
         regenerated=images.get("regenerated"),
         seeds=texts.get("seeds", ()),

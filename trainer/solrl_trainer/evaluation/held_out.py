@@ -18,16 +18,16 @@ from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.evaluation.evaluate import evaluate
 from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.evaluation.stopping import clear_fall, held_out_scores, reason_to_stop, sound_scores
-from solrl_trainer.prompts.prompt_rewards import weights_of_all
-from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
+from solrl_trainer.prompts.prompt_rewards import weights_per_prompt
+from solrl_trainer.ranks.communicator import gather_rows, gather_values, shard
 from solrl_trainer.records.evaluations import Evaluation, small_images
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
+from solrl_trainer.rollouts.groups import CandidateGroup, batched, flattened
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.run_folder.checkpoints import best_kept
-from solrl_trainer.run_folder.figures import ended_text
+from solrl_trainer.run_folder.figures import LEAST_FIDELITY, ended_text
 from solrl_trainer.run_folder.output_files import replace_file
 from solrl_trainer.session import Session
 from solrl_trainer.settings.config import RunConfig
@@ -55,27 +55,27 @@ def evaluate_average(
     prompts, seeds = (config.curve_prompts, config.curve_seeds) if curve else (settings.prompts, settings.seeds)
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
         plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
-        found = evaluate(
+        evaluation = evaluate(
             Sampler(generator, lambda: plan, batch=session.device.sampler.batch),
             session.device.image_scorer,
             session.test_prompts[:prompts],
             session.world,
             seeds=seeds,
-            judges=settings.rewards,
+            always=settings.rewards,
             encode=session.models.encoders.encode,
             progress=log.progress,
         )
-    _log_evaluation(session, log, version, found, base or found)
-    return found
+    _log_evaluation(session, log, version, evaluation, base or evaluation)
+    return evaluation
 
 
-def _log_evaluation(session: Session, log: RunLog, version: int, found: Evaluation, base: Evaluation) -> None:
+def _log_evaluation(session: Session, log: RunLog, version: int, evaluation: Evaluation, base: Evaluation) -> None:
     if session.world.rank == 0:
         config = session.config
         prompts = session.test_prompts[: config.curve_prompts]
-        weights = weights_of_all(prompts, config.rewards)
-        record = HeldOutRecord.of(version, base, found, weights, config.curve_prompts, config.curve_seeds)
-        log.evaluated(record, found, [prompt.text for prompt in session.test_prompts[: len(found.images)]])
+        weights = weights_per_prompt(prompts, config.rewards)
+        record = HeldOutRecord.of(version, base, evaluation, weights, config.curve_prompts, config.curve_seeds)
+        log.evaluated(record, evaluation, [prompt.text for prompt in session.test_prompts[: len(evaluation.images)]])
 
 
 def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
@@ -94,16 +94,16 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
         "parts": {name: value for name, value in session.parts.items() if not name.startswith("prompts:train")},
         "rewards": dict(zip(rewards.names, rewards.digests().values(), strict=True)),
     }
-    known = load_evaluation(path, settings) if again and session.world.rank == 0 else None
-    if not gather_values(known is not None, session.world)[0]:
-        found = evaluate_average(session, log, 0)
+    stored = load_evaluation(path, settings) if again and session.world.rank == 0 else None
+    if not gather_values(stored is not None, session.world)[0]:
+        measured = evaluate_average(session, log, 0)
         if session.world.rank == 0:
-            save_evaluation(path, found, settings)
-        return found
-    if known is None:
+            save_evaluation(path, measured, settings)
+        return measured
+    if stored is None:
         return Evaluation(scores={}, images=torch.empty(0))
-    _log_evaluation(session, log, 0, known, known)
-    return known
+    _log_evaluation(session, log, 0, stored, stored)
+    return stored
 
 
 def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation) -> None:
@@ -130,10 +130,10 @@ def take_best(session: Session, log: RunLog, reason: str, version: int) -> int:
     """
     config, folder, lines = session.config, session.config.output / "checkpoints", log.evaluations()
     best = best_kept(folder, sound_scores(lines, config)) or best_kept(folder, held_out_scores(lines, config.weights))
-    found = checkpoints.require(folder, best, session.world)
-    session.models.policy.averaged = found.part("averaged")
-    logger.info(f"the run {ended_text(reason, version, config.iterations, found.version)}")
-    return found.version
+    checkpoint = checkpoints.require(folder, best, session.world)
+    session.models.policy.averaged = checkpoint.part("averaged")
+    logger.info(f"the run {ended_text(reason, version, config.iterations, checkpoint.version)}")
+    return checkpoint.version
 
 
 def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
@@ -157,8 +157,8 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     due = version % every == 0 if every else version == 0
     if not session.measures_fidelity or not due:
         return
-    known = log.spearman.get(version)
-    if gather_values(known is not None and not below_floor(config, known, len(prompts)), session.world)[0]:
+    earlier = log.spearman.get(version)
+    if gather_values(earlier is not None and not below_floor(config, earlier, len(prompts)), session.world)[0]:
         return
     with log.measuring(version, "fidelity"):
         fidelity = _fidelity(session, prompts, version)
@@ -174,15 +174,14 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     )
     if below_floor(config, fidelity.spearman, len(prompts)) and not fidelity.saturated:
         raise _floor_error(config, version, fidelity.spearman, len(prompts))
-    wanted = config.evaluate.fidelity_wanted
-    if fidelity.spearman < wanted <= before and fidelity.saturated:
+    if fidelity.spearman < LEAST_FIDELITY <= before and fidelity.saturated:
         logger.warning(
-            f"reward saturated: rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), because "
+            f"reward saturated: rank fidelity is below {LEAST_FIDELITY:g}, because "
             f"{100 * fidelity.best_share:.0f} % of a prompt's candidates share its best score. Exploration reaches "
             f"{100 * fidelity.separation:.0f} % of the separation that such ties allow; take harder prompts, or a "
             "reward that tells good images apart"
         )
-    elif fidelity.spearman < wanted <= before:
+    elif fidelity.spearman < LEAST_FIDELITY <= before:
         cures = ["choose another explore.precision"]
         if config.two_stage and explore.sampler == "ode":
             cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]
@@ -191,19 +190,19 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         if explore.lag:
             cures.append("lower explore.lag")
         logger.warning(
-            f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
-            f"a new run {' or '.join(cures)}"
+            f"rank fidelity is below {LEAST_FIDELITY:g}, so exploration selects worse seeds; for a new run "
+            f"{' or '.join(cures)}"
         )
 
 
 def _precision(session: Session) -> str:
     """The precision of exploration; a service chooses what `auto` is."""
-    asked = session.config.explore.precision
-    return session.models.explorer.precision if asked == "auto" and not session.config.uses_service else asked
+    precision = session.config.explore.precision
+    return session.models.explorer.precision if precision == "auto" and not session.config.uses_service else precision
 
 
 def below_floor(config: RunConfig, spearman: float, prompts: int) -> bool:
-    """Whether a correlation is below the floor beyond what chance explains with so many prompts and candidates."""
+    """Whether a correlation is further below the floor than chance explains for this number of prompts."""
     floor = config.evaluate.fidelity_floor
     return floor > 0 and spearman + _chance(config, prompts) < floor
 
@@ -233,15 +232,15 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
     Prompts and seeds are the same at every version. Regeneration is under `version`, the merged behaviour policy.
     """
     config, world = session.config, session.world
-    own = share(prompts, world)
+    local = shard(prompts, world)
     proxy = true = torch.empty(0, config.explore.candidates)
-    if own:
-        session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
+    if local:
+        session.models.encoders.encode([prompt.text for prompt in local], config.guidance)
         explored = max(0, version - config.lag)
-        groups = session.source.unpruned_groups(own, explored, seed_root(config.seed, -1), version)
+        groups = session.source.unpruned_groups(local, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
         per_batch = session.device.groups_per_batch(config.explore.candidates)
-        true = torch.cat([_true_scores(session, part) for part in parts_of(groups, per_batch)])
+        true = torch.cat([_true_scores(session, part) for part in batched(groups, per_batch)])
     return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)
 
 

@@ -48,8 +48,8 @@ def clear_fall(lines: Sequence[Line], weights: Mapping[str, float], version: int
 
 def fallen_guards(lines: Sequence[Line], guards: Sequence[str], version: int) -> str | None:
     """What to say if the whole 95 % interval of a guard's change from the base is below 0 at a version; or None."""
-    known = {line["version"]: line for line in lines}
-    base, newest = known.get(0, {}).get("rewards", {}), known.get(version, {})
+    by_version = {line["version"]: line for line in lines}
+    base, newest = by_version.get(0, {}).get("rewards", {}), by_version.get(version, {})
     for name in guards:
         if name in base and name in newest.get("high", {}) and newest["high"][name] < base[name]:
             before, after = base[name], newest["rewards"][name]

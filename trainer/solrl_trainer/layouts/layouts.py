@@ -119,7 +119,7 @@ def stages(config: RunConfig, rates: Rates) -> Stages:
         images += explore.prune.keep  # candidates are scored halfway, and the rest again
     regenerated = explore.keep if config.two_stage else 0
     point = rates.point - (0 if config.algorithm.model_dump().get("kl_weight") else rates.reference)
-    points = trained_steps(samples.steps, config.algorithm.timestep_fraction) * config.optimizer.epochs
+    points = trained_steps(samples.steps, config.algorithm.timestep_fraction)
     return Stages(
         explore=steps * step + images * rates.image,
         regenerate=regenerated * (samples.steps * rates.bf16 + rates.image),
@@ -184,13 +184,13 @@ def served(
     The share that the service explores is the best of those that whole prompts of a rank allow. `serving` and
     `training` are GPUs of the service and of each run; the rest is as of `layouts`.
     """
-    own = -(-prompts // training)
+    per_rank = -(-prompts // training)
 
     def with_share(share: float) -> GpuLayout:
         explored = share * stages.explore
-        iteration = max(runs * prompts * explored / (serving * speed), own * (stages.total - explored))
+        iteration = max(runs * prompts * explored / (serving * speed), per_rank * (stages.total - explored))
         work = runs * prompts * (stages.total - (1 - 1 / speed) * explored)
         idle = 1 - work / (iteration * (serving + runs * training))
         return GpuLayout(serving, training, runs, share, iteration / prompts, idle)
 
-    return min((with_share(count / own) for count in range(1, own + 1)), key=lambda layout: layout.seconds)
+    return min((with_share(count / per_rank) for count in range(1, per_rank + 1)), key=lambda layout: layout.seconds)

@@ -37,8 +37,8 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
     fewer = _small(config, _FEWER, _FEWER)
     with open_device_source(more, train, Communicator(), ignore) as source:
         first, second = (
-            connect(one, DeviceSource(one, source.loaded, source.models, train), train, PromptSet((), ()))
-            for one in (more, fewer)
+            connect(settings, DeviceSource(settings, source.loaded, source.models, train), train, PromptSet((), ()))
+            for settings in (more, fewer)
         )
         for session in (first, second):
             session.start({0: encode_adapter(source.models.policy.behaviour())}, ())

@@ -39,7 +39,7 @@ class MemoryLayout:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LayoutSettings:
     """The parts of a layout that the run's settings determine; None where the plan does."""
 
     sharded: bool | None
@@ -47,8 +47,8 @@ class Wanted:
     checkpointed: int | None
 
     @classmethod
-    def of(cls, config: RunConfig, blocks: int, ranks: int) -> "Wanted":
-        """Those of a run with this many ranks, of a model with this many blocks."""
+    def of(cls, config: RunConfig, blocks: int, ranks: int) -> "LayoutSettings":
+        """The parts that the settings of a run with `ranks` ranks determine, for a model with `blocks` blocks."""
         optimizer = config.optimizer
         checkpointed = optimizer.activation_checkpointing
         if checkpointed != "auto":
@@ -81,7 +81,7 @@ class RunMemory:
         iteration: use → bytes of samples and encoded prompts.
         generation: phase → peak bytes in addition to everything else.
         training: plan of the training phase.
-        wanted: what the run's settings determine.
+        settings: what the run's settings determine.
     """
 
     weights: dict[str, int]
@@ -92,7 +92,7 @@ class RunMemory:
     iteration: dict[str, int]
     generation: dict[str, int]
     training: TrainingPlan
-    wanted: Wanted
+    settings: LayoutSettings
 
     def layout(self, gpu: int) -> MemoryLayout:
         """The layout on a GPU of `gpu` bytes.
@@ -100,37 +100,37 @@ class RunMemory:
         The base is spread only if training does not fit otherwise. Encoders are offloaded only if the run does not fit
         otherwise, or more blocks would be checkpointed.
         """
-        wanted = self.wanted
-        sharded = wanted.sharded
+        settings = self.settings
+        sharded = settings.sharded
         if sharded is None:
-            smallest = MemoryLayout(False, wanted.offloaded is not False, len(self.training.kept))
-            sharded = self.held(smallest) + self.phases(smallest)["train"] > gpu - RESERVED
+            smallest = MemoryLayout(False, settings.offloaded is not False, len(self.training.kept))
+            sharded = self.resident(smallest) + self.phases(smallest)["train"] > gpu - RESERVED
         staying, offloaded = (self._checkpointing(sharded, offloaded, gpu) for offloaded in (False, True))
-        if wanted.offloaded is None:
+        if settings.offloaded is None:
             leave = offloaded.checkpointed < staying.checkpointed or not self.fits(staying, gpu)
         else:
-            leave = wanted.offloaded
+            leave = settings.offloaded
         return offloaded if leave else staying
 
     def _checkpointing(self, sharded: bool, offloaded: bool, gpu: int) -> MemoryLayout:
         """The layout with as few checkpointed blocks as fit."""
-        blocks = self.wanted.checkpointed
+        blocks = self.settings.checkpointed
         if blocks is None:
             layout = MemoryLayout(sharded, offloaded, 0)
             gathered = self.gathered if sharded else 0
-            blocks = self.training.checkpointed(gpu - RESERVED - gathered - self.held(layout) + self.training.state)
+            blocks = self.training.checkpointed(gpu - RESERVED - gathered - self.resident(layout) + self.training.state)
         return MemoryLayout(sharded, offloaded, blocks)
 
-    def held_weights(self, layout: MemoryLayout) -> dict[str, int]:
+    def resident_weights(self, layout: MemoryLayout) -> dict[str, int]:
         """Part → bytes of frozen weights that are on the GPU in every phase."""
         weights = self.sharded if layout.sharded else self.weights
         return weights if layout.offloaded else {**weights, **self.encoders}
 
-    def held(self, layout: MemoryLayout) -> int:
+    def resident(self, layout: MemoryLayout) -> int:
         """Bytes in use in every phase: all weights, the optimiser's state, samples and prompts."""
-        known = [size for size in self.rewards.values() if size is not None]
-        frozen = sum(self.held_weights(layout).values())
-        return frozen + sum(known) + sum(self.iteration.values()) + self.training.state
+        rewards = [size for size in self.rewards.values() if size is not None]
+        frozen = sum(self.resident_weights(layout).values())
+        return frozen + sum(rewards) + sum(self.iteration.values()) + self.training.state
 
     def phases(self, layout: MemoryLayout) -> dict[str, int]:
         """Phase → peak bytes in addition to those in use in every phase."""
@@ -142,7 +142,7 @@ class RunMemory:
 
     def total(self, layout: MemoryLayout) -> int:
         """Bytes at the peak of the largest phase."""
-        return self.held(layout) + max(self.phases(layout).values())
+        return self.resident(layout) + max(self.phases(layout).values())
 
     def fits(self, layout: MemoryLayout, gpu: int) -> bool:
         """Whether the layout fits in a GPU of `gpu` bytes."""
@@ -151,8 +151,8 @@ class RunMemory:
     def largest_batch(self, batch: int, gpu: int) -> int:
         """Largest micro-batch that fits in a GPU of `gpu` bytes; 0 if none does. `batch` is the planned one."""
         for size in range(batch, 0, -1):
-            one = replace(self, training=self.training.scaled(size / batch))
-            if one.fits(one.layout(gpu), gpu):
+            plan = replace(self, training=self.training.scaled(size / batch))
+            if plan.fits(plan.layout(gpu), gpu):
                 return size
         return 0
 
@@ -192,7 +192,7 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
         iteration=iteration_bytes(config, backbone, row),
         generation=generation,
         training=training,
-        wanted=Wanted.of(config, len(training.kept), ranks),
+        settings=LayoutSettings.of(config, len(training.kept), ranks),
     )
 
 
@@ -228,11 +228,11 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicat
     """
     check_sharding(config, backbone.device, world)
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
-    wanted = Wanted.of(config, blocks, world.size)
+    settings = LayoutSettings.of(config, blocks, world.size)
     if backbone.device.type != "cuda":
-        layout = MemoryLayout(wanted.sharded is True, wanted.offloaded is True, wanted.checkpointed or 0)
+        layout = MemoryLayout(settings.sharded is True, settings.offloaded is True, settings.checkpointed or 0)
     else:
-        layout = wanted.layout or _planned(config, backbone, world)
+        layout = settings.layout or _planned(config, backbone, world)
     if layout.sharded:
         logger.info(f"the base is sharded across {world.size} ranks; optimizer.shard_base overrides this")
     if layout.offloaded:
@@ -245,8 +245,8 @@ def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator)
     gpu = usable_bytes(backbone, plan)
     layout = plan.layout(gpu)
     if any(gather_values(layout.sharded, world)) and not layout.sharded:
-        layout = replace(plan, wanted=replace(plan.wanted, sharded=True)).layout(gpu)
-    if plan.wanted.checkpointed is None:
+        layout = replace(plan, settings=replace(plan.settings, sharded=True)).layout(gpu)
+    if plan.settings.checkpointed is None:
         blocks = len(plan.training.kept)
         logger.info(
             f"the run needs about {plan.total(layout) / 2**30:.1f} of {(gpu - RESERVED) / 2**30:.1f} GiB: with "

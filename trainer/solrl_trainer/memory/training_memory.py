@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.policy.lora import chosen_layers, inject
 from solrl_trainer.policy.policy import CheckpointWrapper, wrap_blocks
-from solrl_trainer.settings.config import Lora, RunConfig
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.training_sections import Lora
 
 _STATE = 24
 """Bytes per LoRA weight: two policies, two moments, the accumulated gradient, and the gradient of a micro-batch."""
@@ -74,24 +75,24 @@ def plan_training(
 
     A backward pass has `batch` samples, and `conditioning` is one row, an encoded prompt.
     """
-    own = _on_meta(backbone)
-    getattr(own, "fuse", lambda transformer: None)(own.transformer)
+    meta = _on_meta(backbone)
+    getattr(meta, "fuse", lambda transformer: None)(meta.transformer)
     with torch.random.fork_rng(devices=[]):
-        chosen = chosen_layers(own.transformer, own.lora_targets, lora.targets)
-        layers = inject(own.transformer, chosen, lora.rank, lora.alpha).values()
-    blocks = wrap_blocks(own.transformer, own)
-    latents = torch.empty(batch, *own.latent_shape, device="meta")
+        chosen = chosen_layers(meta.transformer, meta.lora_targets, lora.targets)
+        layers = inject(meta.transformer, chosen, lora.rank, lora.alpha).values()
+    blocks = wrap_blocks(meta.transformer, meta)
+    latents = torch.empty(batch, *meta.latent_shape, device="meta")
     rows = {
         name: torch.empty(batch, *row.shape[1:], dtype=row.dtype, device="meta") for name, row in conditioning.items()
     }
     # With guidance, a family may run each block twice.
-    given: dict[CheckpointWrapper, list[tuple[Any, Any]]] = {block: [] for block in blocks}
+    calls: dict[CheckpointWrapper, list[tuple[Any, Any]]] = {block: [] for block in blocks}
     for block in blocks:
         block.register_forward_pre_hook(
-            lambda block, args, kwargs: given[block].append((args, kwargs)), with_kwargs=True
+            lambda block, args, kwargs: calls[block].append((args, kwargs)), with_kwargs=True
         )
     with torch.no_grad(), Meta():
-        own.velocity(own.transformer, latents, torch.ones(batch, device="meta"), rows, guidance)
+        meta.velocity(meta.transformer, latents, torch.ones(batch, device="meta"), rows, guidance)
     counted: dict[Any, tuple[int, int]] = {}
 
     def count_of(inner: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
@@ -104,7 +105,7 @@ def plan_training(
             counted[kind] = _count(inner, args, kwargs)
         return counted[kind]
 
-    sizes = [[count_of(block.block, *each) for each in passes] for block, passes in given.items()]
+    sizes = [[count_of(block.block, *each) for each in passes] for block, passes in calls.items()]
     kept = tuple(sum(kept for kept, _ in passes) for passes in sizes)
     inputs = tuple(sum(inputs for _, inputs in passes) for passes in sizes)
     return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))
@@ -127,18 +128,18 @@ def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) ->
 
 def _on_meta(backbone: Backbone) -> Backbone:
     """The backbone with a copy of its transformer on the meta device."""
-    own = copy.copy(backbone)
-    own.transformer = meta_copy(backbone.transformer)
-    own.device = torch.device("meta")
-    return own
+    meta = copy.copy(backbone)
+    meta.transformer = meta_copy(backbone.transformer)
+    meta.device = torch.device("meta")
+    return meta
 
 
 def _count(block: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
     """Bytes that a block keeps for its backward pass, and the bytes of its inputs alone."""
     args, kwargs = tree_map(_with_gradient, (args, kwargs))
-    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    streams = {_key(x): x.untyped_storage().nbytes() for x in given if _is_stream(x)}
-    elsewhere = {_key(x) for x in (*block.parameters(), *block.buffers(), *given)}
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    streams = {_key(x): x.untyped_storage().nbytes() for x in tensors if _is_stream(x)}
+    elsewhere = {_key(x) for x in (*block.parameters(), *block.buffers(), *tensors)}
     saved: dict[int, tuple[Tensor, int]] = {}
 
     def pack(x: Tensor) -> Tensor:

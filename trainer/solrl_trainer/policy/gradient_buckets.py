@@ -62,9 +62,9 @@ class GradientBuckets:
 
     def _in_order(self, rows: list[torch.Tensor]) -> torch.Tensor:
         keys = [tuple(key) for part in gather_values(sorted(self._sums), self._world) for key in part]
-        found = torch.cat(self._world.gather(torch.stack(rows) if rows else self._empty(0)))
+        gathered = torch.cat(self._world.gather(torch.stack(rows) if rows else self._empty(0)))
         places = sorted(range(len(keys)), key=keys.__getitem__)
-        (total,) = _sum([found[place]] for place in places)
+        (total,) = _sum([gathered[place]] for place in places)
         return total
 
     def _empty(self, rows: int) -> torch.Tensor:

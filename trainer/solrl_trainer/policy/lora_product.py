@@ -106,10 +106,10 @@ def _backward(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Any, ...]:
     weights, a, b = rest[:count], rest[count : 2 * count], rest[2 * count :]
     outer = [gradient.contiguous() for gradient in gradients[:-1]]
     input_too: bool = ctx.needs_input_grad[0]
-    found = lora_product_backward(outer, x, inner, weights, a, b, ctx.scale, input_too)
+    results = lora_product_backward(outer, x, inner, weights, a, b, ctx.scale, input_too)
     nothing: list[None] = [None] * count
-    of_x = found[-1] if input_too else None
-    return of_x, nothing, [None] * ctx.biases, found[:count], found[count : 2 * count], None
+    of_x = results[-1] if input_too else None
+    return of_x, nothing, [None] * ctx.biases, results[:count], results[count : 2 * count], None
 
 
 lora_product.register_autograd(_backward, setup_context=_keep_for_backward)

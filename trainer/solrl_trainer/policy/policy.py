@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from solrl_trainer.policy.lora import chosen_layers, inject
-from solrl_trainer.settings.config import Lora, PolicySettings
+from solrl_trainer.settings.training_sections import Lora, PolicySettings
 
 CURRENT, OLD = "current", "old"
 _WITHOUT_GRADIENT = [
@@ -112,7 +112,7 @@ class Policy:
         self.blocks = wrap_blocks(self.transformer, backbone)
 
     def checkpoint_activations(self, blocks: int) -> None:
-        """Use activation checkpointing in the first so many blocks: the backward pass recomputes their activations.
+        """Use activation checkpointing in the first `blocks` blocks: the backward pass recomputes their activations.
 
         It frees the last blocks' activations first, which makes room for recomputed ones.
         """
@@ -161,15 +161,10 @@ class Policy:
             self.restore(name, tensors)
         self.averaged = self.tensors(CURRENT)
 
-    def decay_and_average(self, iteration: int, settings: PolicySettings, steps: int) -> None:
-        """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained.
-
-        `steps`: optimiser steps per iteration.
-        """
-        by_iteration = settings.counter == "iterations"
-        self.decay_old(old_decay((iteration + 1) * (1 if by_iteration else steps), settings))
-        if by_iteration:
-            self.average(iteration, settings.ema)
+    def decay_and_average(self, iteration: int, settings: PolicySettings) -> None:
+        """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained."""
+        self.decay_old(old_decay(iteration + 1, settings))
+        self.average(iteration, settings.ema)
 
     @torch.no_grad()
     def decay_old(self, decay: float) -> None:
@@ -202,7 +197,7 @@ class Policy:
 
 
 def old_decay(count: int, settings: PolicySettings) -> float:
-    """Decay of the behaviour policy after `count` iterations or optimiser steps: flat at 0, then linear, then flat."""
+    """Decay of the behaviour policy after `count` iterations: flat at 0, then linear, then flat."""
     return min(settings.decay_rate * max(count - settings.decay_flat, 0), settings.decay_max)
 
 

@@ -100,23 +100,23 @@ def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks
     Returns:
         Part → bytes that no earlier part has, and the bytes of a block while it is gathered.
     """
-    seen: set[tuple[int, bool]] = set()
-    found = {}
+    counted: set[tuple[int, bool]] = set()
+    sizes = {}
     for name, module in modules.items():
         split = set()
         if name in SHARDED:
             split = {id(weight) for part in blocks for weight in module.get_submodule(part).parameters()}
-        found[name] = 0
+        sizes[name] = 0
         for tensor in (*module.parameters(), *module.buffers()):
             shared = (id(tensor), id(tensor) in split)
-            if shared not in seen:
-                found[name] += _share(tensor, ranks) if id(tensor) in split else tensor.nbytes
+            if shared not in counted:
+                sizes[name] += _share(tensor, ranks) if id(tensor) in split else tensor.nbytes
                 if id(tensor) not in split or _is_shared(tensor, ranks):
-                    seen.add(shared)
+                    counted.add(shared)
     every = [block for part in blocks for block in modules["transformer"].get_submodule(part).children()]
     largest = max(sum(weight.nbytes for weight in block.parameters()) for block in every)
     # The gathered parts, and the weights that they are copied to.
-    return found, 2 * largest
+    return sizes, 2 * largest
 
 
 def _share(weight: torch.Tensor, ranks: int) -> int:
@@ -150,7 +150,8 @@ def shard_base(
     served = wrap_blocks(generator.transformer, backbone)
     adapters = set(policy.parameters)
     sharded = [
-        _shard_together(trained, own, mesh, adapters) for trained, own in zip(policy.blocks, served, strict=True)
+        _shard_together(trained, generating, mesh, adapters)
+        for trained, generating in zip(policy.blocks, served, strict=True)
     ]
     for transformer in (policy.transformer, generator.transformer):
         place(transformer, backbone.device)
@@ -167,8 +168,8 @@ def shard_base(
         if world.rank < len(parts):
             module.weight.to_local().copy_(parts[world.rank])
 
-    for one in (generator, *others):
-        one.merge_through(read, write)
+    for merging in (generator, *others):
+        merging.merge_through(read, write)
     in_step = LockstepCommunicator(world, lambda: _take_part(sharded))
     generator.transformer.register_forward_pre_hook(lambda *_: in_step.before_forward())
     return in_step
@@ -186,8 +187,8 @@ def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, who
     sharded = fully_shard(served, mesh=mesh, reshard_after_forward=True)
     parts = dict(trained.named_parameters())
     for name, same in shared.items():
-        owner, _, own = name.rpartition(".")
-        setattr(served.get_submodule(owner), own, parts[same])
+        owner, _, attribute = name.rpartition(".")
+        setattr(served.get_submodule(owner), attribute, parts[same])
     return sharded
 
 

@@ -44,11 +44,11 @@ class StartLora(NamedTuple):
 
     Attributes:
         weights: by PEFT key, for all modules of the run.
-        said: one line on what was read, and by which alpha.
+        summary: one line on what was read, and by which alpha.
     """
 
     weights: dict[str, Tensor]
-    said: str
+    summary: str
 
 
 def find_start(path: Path) -> Path:
@@ -57,10 +57,10 @@ def find_start(path: Path) -> Path:
     Raises:
         ValueError: there is none.
     """
-    found = next((file for file in (path, *(path / name for name in _FILES)) if file.is_file()), None)
-    if found is None:
+    start = next((file for file in (path, *(path / name for name in _FILES)) if file.is_file()), None)
+    if start is None:
         raise ValueError(f"got start_lora={path}; expected a file, or a folder with {' or '.join(_FILES)}")
-    return found
+    return start
 
 
 def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> StartLora:

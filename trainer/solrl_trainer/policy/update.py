@@ -18,7 +18,8 @@ from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
 from solrl_trainer.policy.progress import OnProgress, ProgressCounter
 from solrl_trainer.ranks.communicator import Communicator, gather_values
-from solrl_trainer.settings.config import Optimizer, RunConfig
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.training_sections import Optimizer
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels for families whose blocks leave attention to torch. cuDNN's gradients are wrong for some memory layouts
@@ -48,10 +49,10 @@ class UpdateFigures:
 class Updater:
     """Takes the optimiser steps of an iteration.
 
-    In each epoch, every unit of the algorithm (one or several samples) is trained at a random part of the
-    sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
-    part into micro-batches. All randomness comes from the run's seed and the iteration. Every rank draws the same pairs
-    and noise, and computes the micro-batches of its buckets; see `GradientBuckets`.
+    Every unit of the algorithm (one or several samples) is trained at a random part of the sampler's timesteps; the
+    (unit, step) pairs are shuffled and split evenly over the optimiser steps, and each part into micro-batches. All
+    randomness comes from the run's seed and the iteration. Every rank draws the same pairs and noise, and computes the
+    micro-batches of its buckets; see `GradientBuckets`.
 
     Attributes:
         backbone: model around the trained transformer.
@@ -71,7 +72,7 @@ class Updater:
 
     @property
     def settings(self) -> Optimizer:
-        """Learning rates, epochs, optimiser steps, micro-batch size and gradient clipping."""
+        """Learning rates, optimiser steps, micro-batch size and gradient clipping."""
         return self.config.optimizer
 
     @cached_property
@@ -98,12 +99,12 @@ class Updater:
         units, sigmas = self._units(samples), torch.tensor(self._data.sigmas(samples, schedule), dtype=torch.float64)
         losses, norms, figures = [], [], []
         pairs = trained_steps(len(sigmas) - 1, self.algorithm.settings.timestep_fraction) * len(units)
-        work = ProgressCounter(pairs * self.settings.epochs, progress)
+        work = ProgressCounter(pairs, progress)
         for number, (chosen, at, portion) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
             loss, shares = updater._accumulate(samples, units[chosen], at, sigmas, generator, work)
-            norms.append(self._step(loss, iteration * self.settings.steps + number + 1, where))
+            norms.append(self._step(loss, iteration, where))
             losses.append(loss)
             figures += [{name: value * portion for name, value in part.items()} for part in shares]
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
@@ -115,32 +116,29 @@ class Updater:
             raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
         return units
 
-    def _step(self, loss: float, number: int, where: str) -> float:
-        """Take the optimiser step of this number in the run, from 1; returns the norm of its gradient."""
+    def _step(self, loss: float, iteration: int, where: str) -> float:
+        """Take an optimiser step of an iteration; returns the norm of its gradient."""
         require_finite(loss, "the loss", where)
         norm = self.policy.gradient_norm(self.settings.max_grad_norm)
         require_finite(norm, "the gradient norm", where)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.rate((number - 1) // self.settings.steps)
+            group["lr"] = self.settings.rate(iteration)
         self.optimizer.step()
-        if self.config.policy.counter == "updates":
-            self.policy.average(number, self.config.policy.ema)
         return norm
 
     def _parts(
         self, units: int, steps: int, generator: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
         """Units and steps of the pairs of each optimiser step, and its share of all pairs of the iteration."""
-        epochs, updates = self.settings.epochs, self.settings.updates
-        for _ in range(epochs):
-            index, at = training_pairs(units, steps, self.algorithm.settings.timestep_fraction, generator)
-            if len(index) < updates:
-                raise ValueError(
-                    f"got {updates} optimizer.updates for the {len(index)} (sample, timestep) pairs of an iteration; "
-                    "expected at least one pair for each: set fewer updates, or more prompts"
-                )
-            for chosen, chosen_at in zip(index.tensor_split(updates), at.tensor_split(updates), strict=True):
-                yield chosen, chosen_at, len(chosen) / (len(index) * epochs)
+        updates = self.settings.updates
+        index, at = training_pairs(units, steps, self.algorithm.settings.timestep_fraction, generator)
+        if len(index) < updates:
+            raise ValueError(
+                f"got {updates} optimizer.updates for the {len(index)} (sample, timestep) pairs of an iteration; "
+                "expected at least one pair for each: set fewer updates, or more prompts"
+            )
+        for chosen, chosen_at in zip(index.tensor_split(updates), at.tensor_split(updates), strict=True):
+            yield chosen, chosen_at, len(chosen) / len(index)
 
     def _accumulate(
         self,
@@ -217,10 +215,10 @@ class Updater:
             figures = {name: figure * share for name, figure in loss.figures.items()}
             return value.detach(), figures, self._gradient(value)
 
-        done = map_in_threads(gradients, range(len(parts)), device)
-        for number, (_, _, gradient) in enumerate(done):
+        results = map_in_threads(gradients, range(len(parts)), device)
+        for number, (_, _, gradient) in enumerate(results):
             add(number, gradient)
-        return [(loss, figures) for loss, figures, _ in done]
+        return [(loss, figures) for loss, figures, _ in results]
 
     def _gradient(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The gradient of each parameter; zeros in idle layers of the family.
@@ -229,9 +227,9 @@ class Updater:
             ValueError: another layer has no gradient.
         """
         parameters, idle = self.policy.parameters, self.backbone.unused_lora_layers
-        found = torch.autograd.grad(value, parameters, allow_unused=True)
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         layers = [name for name in self.policy.layers for _ in ("a", "b")]
-        lost = {name for name, gradient in zip(layers, found, strict=True) if gradient is None}
+        lost = {name for name, gradient in zip(layers, gradients, strict=True) if gradient is None}
         if faults := sorted(name for name in lost if idle is None or not re.fullmatch(idle, name)):
             raise ValueError(
                 f"the velocity does not depend on {len(faults)} adapted layers, so they would never be trained: "
@@ -240,7 +238,7 @@ class Updater:
             )
         return tuple(
             torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(parameters, found, strict=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
         )
 
 
@@ -255,11 +253,11 @@ def _gathered(
 
     Read only after the last: earlier, each number would wait for the GPU, and then the GPU for more work.
     """
-    own = [
+    local = [
         (number, sum(float(loss) for loss, _ in parts), _summed(figures for _, figures in parts))
         for number, parts in computed
     ]
-    every = [micro_batch for part in gather_values(own, world) for micro_batch in part]
+    every = [micro_batch for part in gather_values(local, world) for micro_batch in part]
     return [(loss, figures) for _, loss, figures in sorted(every, key=lambda micro_batch: micro_batch[0])]
 
 

@@ -83,9 +83,9 @@ def _on_white(image: Image.Image) -> Image.Image:
     colours = image if image.mode == "CMYK" else image.convert("L" if grey else "RGB")
     if profile:
         colours = _in_srgb(colours, profile)
-    shown = Image.new("RGB", image.size, "white")
-    shown.paste(colours.convert("RGB"), mask=alpha)
-    return shown
+    canvas = Image.new("RGB", image.size, "white")
+    canvas.paste(colours.convert("RGB"), mask=alpha)
+    return canvas
 
 
 def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:

@@ -18,78 +18,82 @@ FIELD = "rewards"
 Value = TypeVar("Value")
 
 
-def own_rewards(prompt: PromptItem) -> Mapping[str, float] | None:
-    """The rewards that a prompt names with their weights; None if those of the run apply."""
-    found: Mapping[str, float] | None = prompt.metadata.get(FIELD)
-    return found
+def prompt_overrides(prompt: PromptItem) -> Mapping[str, float] | None:
+    """Reward → weight that a prompt names in place of the run's; None if it names none."""
+    overrides: Mapping[str, float] | None = prompt.metadata.get(FIELD)
+    return overrides
 
 
-def asked_rewards(prompt: PromptItem, names: Collection[str]) -> tuple[str, ...]:
-    """Rewards to compute of a prompt's images where `names` are wanted: its own ones that are trained or wanted."""
-    own = own_rewards(prompt)
-    return tuple(names) if own is None else tuple(name for name, weight in own.items() if weight or name in names)
+def rewards_to_score(prompt: PromptItem, names: Collection[str]) -> tuple[str, ...]:
+    """Rewards of a prompt's images: `names`, or of a prompt with its own rewards those with a weight or in `names`."""
+    overrides = prompt_overrides(prompt)
+    if overrides is None:
+        return tuple(names)
+    return tuple(name for name, weight in overrides.items() if weight or name in names)
 
 
-def scored_prompts(name: str, prompts: Iterable[PromptItem], judges: Collection[str] = ()) -> list[PromptItem]:
-    """The prompts whose images a reward of the run scores, or all if it is one of `judges`."""
-    return [prompt for prompt in prompts if name in (own_rewards(prompt) or (name,)) or name in judges]
+def scored_prompts(name: str, prompts: Iterable[PromptItem], always: Collection[str] = ()) -> list[PromptItem]:
+    """The prompts whose images a reward of the run scores, or all if it is one of `always`."""
+    return [prompt for prompt in prompts if name in (prompt_overrides(prompt) or (name,)) or name in always]
 
 
-def weights_of(prompt: PromptItem, rewards: Mapping[str, float]) -> dict[str, float]:
+def prompt_weights(prompt: PromptItem, rewards: Mapping[str, float]) -> dict[str, float]:
     """Trained reward → weight in the score of a prompt's images, in a run with these rewards."""
-    own = own_rewards(prompt)
-    return {name: weight for name, weight in (rewards if own is None else own).items() if weight}
+    overrides = prompt_overrides(prompt)
+    return {name: weight for name, weight in (rewards if overrides is None else overrides).items() if weight}
 
 
-def weights_of_all(prompts: Sequence[PromptItem], rewards: Mapping[str, float]) -> Mapping[str, float | torch.Tensor]:
+def weights_per_prompt(
+    prompts: Sequence[PromptItem], rewards: Mapping[str, float]
+) -> Mapping[str, float | torch.Tensor]:
     """Trained reward → its weight for all prompts, or [prompts, 1] where prompts differ."""
-    each = [weights_of(prompt, rewards) for prompt in prompts]
-    if all(own == each[0] for own in each):
-        return each[0] if each else weights_of_run(rewards)
+    each = [prompt_weights(prompt, rewards) for prompt in prompts]
+    if all(weights == each[0] for weights in each):
+        return each[0] if each else run_weights(rewards)
     import torch
 
-    names = dict.fromkeys(name for own in (weights_of_run(rewards), *each) for name in own)
-    return {name: torch.tensor([[own.get(name, 0.0)] for own in each]) for name in names}
+    names = dict.fromkeys(name for weights in (run_weights(rewards), *each) for name in weights)
+    return {name: torch.tensor([[weights.get(name, 0.0)] for weights in each]) for name in names}
 
 
 def mean_weights(prompts: Sequence[PromptItem], rewards: Mapping[str, float]) -> dict[str, float]:
     """Trained reward → its mean weight for these prompts; empty if all have the weights of the run."""
-    each = [weights_of(prompt, rewards) for prompt in prompts]
-    if all(own == weights_of_run(rewards) for own in each):
+    each = [prompt_weights(prompt, rewards) for prompt in prompts]
+    if all(weights == run_weights(rewards) for weights in each):
         return {}
-    names = sorted({name for own in each for name in own})
-    return {name: math.fsum(own.get(name, 0.0) for own in each) / len(each) for name in names}
+    names = sorted({name for weights in each for name in weights})
+    return {name: math.fsum(weights.get(name, 0.0) for weights in each) / len(each) for name in names}
 
 
-def weights_of_run(rewards: Mapping[str, float]) -> dict[str, float]:
+def run_weights(rewards: Mapping[str, float]) -> dict[str, float]:
     """Trained reward → its weight for prompts that name none."""
     return {name: weight for name, weight in rewards.items() if weight}
 
 
-def rows_alike(values: Iterable[Value]) -> list[tuple[Value, list[int]]]:
-    """Each different value with the indices where it is."""
-    found: list[tuple[Value, list[int]]] = []
+def group_indices(values: Iterable[Value]) -> list[tuple[Value, list[int]]]:
+    """Each different value with its indices, in order of appearance: a, b, a → (a, [0, 2]), (b, [1])."""
+    groups: list[tuple[Value, list[int]]] = []
     for row, value in enumerate(values):
-        rows = next((rows for known, rows in found if known == value), None)
+        rows = next((rows for known, rows in groups if known == value), None)
         if rows is None:
-            found.append((value, [row]))
+            groups.append((value, [row]))
         else:
             rows.append(row)
-    return found
+    return groups
 
 
-def check_own_rewards(given: Any, place: str) -> None:
+def check_overrides(rewards: Any, place: str) -> None:
     """Refuse a prompt's rewards that are no weights, or all 0.
 
     Raises:
         ValueError: names the place.
     """
-    weights = list(given.values()) if isinstance(given, Mapping) else []
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in weights)
+    weights = list(rewards.values()) if isinstance(rewards, Mapping) else []
+    numbers = all(isinstance(w, int | float) and not isinstance(w, bool) and math.isfinite(w) for w in weights)
     if not (numbers and any(weights)):
         raise ValueError(
-            f"{place}: got the rewards {given!r}; expected weights by name, such as {{'ocr': 1.0}}, not all 0. Rename "
-            "the field if it is something else"
+            f"{place}: got the rewards {rewards!r}; expected weights by name, such as {{'ocr': 1.0}}, not all 0. "
+            "Rename the field if it is something else"
         )
 
 
@@ -100,7 +104,7 @@ def check_known(prompts: Iterable[PromptItem], rewards: Collection[str], where: 
         ValueError: names the reward, the first such prompt and `where` it is.
     """
     for prompt in prompts:
-        if unknown := next((name for name in own_rewards(prompt) or () if name not in rewards), None):
+        if unknown := next((name for name in prompt_overrides(prompt) or () if name not in rewards), None):
             raise ValueError(
                 f"{where}: prompt {prompt.text[:80]!r} names the reward {unknown!r}{did_you_mean(unknown, rewards)}; "
                 f"expected some of the run's rewards: {', '.join(rewards)}"

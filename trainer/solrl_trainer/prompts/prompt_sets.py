@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.prompts.prompt_rewards import FIELD, check_own_rewards, own_rewards
+from solrl_trainer.prompts.prompt_rewards import FIELD, check_overrides, prompt_overrides
 from solrl_trainer.prompts.prompt_source import PromptSource
 from solrl_trainer.prompts.prompt_tables import PromptRow, prompts_of, rows_of
 
@@ -123,7 +123,7 @@ def metadata_file(folder: Path, split: str) -> Path:
 
 
 def read_prompts(folder: Path, split: str) -> list[PromptItem]:
-    """The prompts of `read_split`, which see."""
+    """The prompts of a split. Raises the same errors as `read_split`."""
     return list(read_split(folder, split).prompts)
 
 
@@ -172,7 +172,7 @@ def prompt_item(row: PromptRow) -> PromptItem:
             "rewards read it"
         )
     if FIELD in metadata:
-        check_own_rewards(metadata[FIELD], place)
+        check_overrides(metadata[FIELD], place)
     return item
 
 
@@ -187,7 +187,7 @@ def _require_equal(texts: set[str], path: Path, others: set[str], other: Path) -
 
 def _with_rewards(item: PromptItem, rewards: RewardItems | None) -> PromptItem:
     """The item with its source's rewards, unless it names others or the source has none."""
-    if rewards is None or own_rewards(item) is not None:
+    if rewards is None or prompt_overrides(item) is not None:
         return item
     return item.model_copy(update={"metadata": {**item.metadata, FIELD: dict(rewards)}})
 
@@ -259,12 +259,12 @@ class PromptSet:
 
     def covered(self, count: int) -> str:
         """What `sample` takes, as in "4 of 553 by digest; tag: color 1 of 94, …"; empty if it takes all."""
-        taken = {item.id for item in self.sample(count)}
-        if len(taken) == (total := len(self.all)):
+        sample = {item.id for item in self.sample(count)}
+        if len(sample) == (total := len(self.all)):
             return ""
-        parts = [f"{len(taken):,} of {total:,} by digest"]
+        parts = [f"{len(sample):,} of {total:,} by digest"]
         for name, groups in filter(lambda grouped: grouped[0], map(groups_of, self.sources)):
-            shares = (f"{value} {_count(group, taken)} of {len(group):,}" for value, group in sorted(groups.items()))
+            shares = (f"{value} {_count(group, sample)} of {len(group):,}" for value, group in sorted(groups.items()))
             parts.append(f"{name}: {', '.join(shares)}")
         return "; ".join(parts)
 
@@ -275,8 +275,8 @@ class PromptSet:
             ValueError: a source has fewer prompts than its share.
         """
         drawn = [
-            prompts_of_iteration(prompts, own, seed, iteration) if own else []
-            for prompts, own in zip(self.sources, self.counts(count), strict=True)
+            prompts_of_iteration(prompts, share, seed, iteration) if share else []
+            for prompts, share in zip(self.sources, self.counts(count), strict=True)
         ]
         return _interleaved(drawn, self.shares)[:count]
 
@@ -297,8 +297,8 @@ def _interleaved(parts: Sequence[Sequence[Value]], shares: Sequence[float]) -> l
     return [parts[part][place] for _, part, place in places]
 
 
-def _count(group: Sequence[PromptItem], taken: Collection[str]) -> int:
-    return sum(item.id in taken for item in group)
+def _count(group: Sequence[PromptItem], ids: Collection[str]) -> int:
+    return sum(item.id in ids for item in group)
 
 
 def groups_of(prompts: Sequence[PromptItem]) -> tuple[str, dict[str, list[PromptItem]]]:
@@ -330,7 +330,7 @@ def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet
         ValueError, OSError: as `find_prompts` and `read_split`.
     """
     splits = tuple(read_split(find_prompts(name), split) for name in sources)
-    rewards = tuple(None if one.rewards is None else tuple(one.rewards.items()) for one in sources.values())
+    rewards = tuple(None if source.rewards is None else tuple(source.rewards.items()) for source in sources.values())
     return _joined(splits, rewards, tuple(source.share for source in sources.values()))
 
 
@@ -338,10 +338,10 @@ def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet
 def _joined(splits: tuple[Split, ...], rewards: tuple[RewardItems | None, ...], shares: tuple[float, ...]) -> PromptSet:
     """The prompts of these splits, each with its source's rewards and share."""
     parts: list[list[PromptItem]] = []
-    seen: set[str] = set()
+    contents: set[str] = set()
     for split, of_source in zip(splits, rewards, strict=True):
         by_content = {_content(item): item for item in (_with_rewards(item, of_source) for item in split.prompts)}
-        parts.append([item for content, item in by_content.items() if content not in seen])
-        seen |= by_content.keys()
+        parts.append([item for content, item in by_content.items() if content not in contents])
+        contents |= by_content.keys()
     texts = Counter(item.text for part in parts for item in part)
     return PromptSet(tuple(_identified(part, texts) for part in parts), shares)

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from solrl_trainer.algorithms.section import Section
-from solrl_trainer.prompts.prompt_rewards import check_own_rewards
+from solrl_trainer.prompts.prompt_rewards import check_overrides
 
 
 class PromptSource(Section):
@@ -20,5 +20,5 @@ class PromptSource(Section):
     @classmethod
     def _trains_something(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         if value is not None:
-            check_own_rewards(value, "rewards")
+            check_overrides(value, "rewards")
         return value

@@ -65,8 +65,8 @@ def _prompt_key(fields: Mapping[str, Any], place: str, key: str | None) -> str:
         folded = {name.strip().lower(): name for name in reversed(list(fields))}
         key = next((folded[one] for one in KEYS if one in folded), None)
     if key is None or key not in fields:
-        wanted = f"{key!r}" if key else f"one of {', '.join(KEYS)}, or --key NAME"
-        raise ValueError(f"{place}: got the fields {', '.join(map(str, fields)) or 'none'}; expected {wanted}")
+        expected = f"{key!r}" if key else f"one of {', '.join(KEYS)}, or --key NAME"
+        raise ValueError(f"{place}: got the fields {', '.join(map(str, fields)) or 'none'}; expected {expected}")
     return key
 
 
@@ -75,13 +75,13 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     inner = next((folder / name for name in (split, "data") if (folder / name).is_dir()), folder)
     files = sorted(path for path in inner.iterdir() if path.suffix.lower() in _READERS and path.name not in _DESCRIBING)
     named = [path for path in files if re.fullmatch(re.escape(split) + _SHARD, path.name.partition(".")[0])]
-    found = files if inner.name == split or (inner / "dataset_info.json").is_file() else named
-    if not found:
+    files_of_split = files if inner.name == split or (inner / "dataset_info.json").is_file() else named
+    if not files_of_split:
         there = sorted(path.name for path in folder.iterdir())
         raise ValueError(
             f"got {folder} with {', '.join(there[:8]) or 'nothing'}; expected files of the split {split!r}"
         )
-    return found
+    return files_of_split
 
 
 _SHARD = r"(_metadata)?([-_]\d+(-of-\d+)?)?(-[0-9a-f]{16})?"

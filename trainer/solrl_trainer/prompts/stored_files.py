@@ -28,15 +28,15 @@ def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tu
     """
     if kind == "model":
         return {}
-    found = {}
+    files = {}
     for name, prompts in zip(sources, prompts_of_run(sources, "train").sources, strict=True):
         folder = find_prompts(name)
         for prompt in prompts:
             names = _pair(prompt) if kind == "pairs" else _image(prompt)
             if len(set(names)) < len(names):
                 raise _fault(prompt, f"names {names[0]!r} as the better and as the worse image; expected two images")
-            found[prompt.id] = tuple(_file(folder, one, prompt) for one in names)
-    return found
+            files[prompt.id] = tuple(_file(folder, one, prompt) for one in names)
+    return files
 
 
 def check_images(files: Mapping[str, tuple[Path, ...]]) -> None:

@@ -46,7 +46,7 @@ class Communicator:
         """On rank 0: call `handle` with the text of each notice, in another thread. Its error ends all ranks."""
 
 
-def share(items: Sequence[Item], world: Communicator) -> Sequence[Item]:
+def shard(items: Sequence[Item], world: Communicator) -> Sequence[Item]:
     """This rank's part of `items`. The parts of all ranks, in order, are `items`; later ranks may get fewer."""
     start, stop = (-(-len(items) * rank // world.size) for rank in (world.rank, world.rank + 1))
     return items[start:stop]
@@ -71,16 +71,16 @@ def broadcast_bytes(data: bytes | None, world: Communicator) -> bytes:
         assert data is not None
         return data
     length = int(world.broadcast(torch.tensor(len(data or b""))))
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(length, dtype=torch.uint8)
-    return world.broadcast(own).numpy().tobytes()
+    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(length, dtype=torch.uint8)
+    return world.broadcast(sent).numpy().tobytes()
 
 
 def require_equal(what: str, value: str, world: Communicator) -> None:
     """Stop a run whose ranks have diverged in a value, by a RuntimeError that names the ranks and their values."""
-    found = gather_values(value, world)
-    if len(set(found)) > 1:
-        ranks = {one: [rank for rank, other in enumerate(found) if other == one] for one in found}
-        named = "; ".join(f"{one} on rank {', '.join(map(str, own))}" for one, own in ranks.items())
+    values = gather_values(value, world)
+    if len(set(values)) > 1:
+        ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
+        named = "; ".join(f"{value} on rank {', '.join(map(str, where))}" for value, where in ranks.items())
         raise RuntimeError(
             f"the ranks have diverged: {what} is {named}; expected the same on all. Look for a machine with other "
             "software or a faulty device"

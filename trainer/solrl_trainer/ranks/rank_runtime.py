@@ -198,7 +198,7 @@ def choose_interface(address: str) -> None:
             probe.connect((address, 9))  # sends nothing
         except OSError:  # not an IPv4 address
             return
-        own = probe.getsockname()[0]
+        local = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if not own.startswith("127.") and own in [one.address for one in addresses]:
+        if not local.startswith("127.") and local in [address.address for address in addresses]:
             os.environ.setdefault(GLOO_INTERFACE, name)

@@ -18,7 +18,7 @@ times the noise of scoring in them."""
 MOST_DRIFT = 10.0
 """Growth of a squared distance between two windows. A policy that moves evenly multiplies it by 3 from the second
 window to the third, and by less later; a policy that diverges, by orders of magnitude."""
-ROUNDING = 1e-9
+TIE_TOLERANCE = 1e-9
 """Squared distances up to this are rounding: a single optimiser step begins on the behaviour policy."""
 MOST_CLIPPED = 0.9
 """Points beyond the clip range, which mostly have no gradient, of those that can be: the first optimiser step begins on
@@ -57,7 +57,7 @@ def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
     for name, distance in _DISTANCES.items() if len(lines) >= 3 * WINDOW else ():
         if all(name in line for line in (*before, *last)):
             earlier, now = (_mean(part, lambda line, name=name: line[name]) for part in (before, last))
-            if earlier > 0 and now > max(MOST_DRIFT * earlier, ROUNDING):
+            if earlier > 0 and now > max(MOST_DRIFT * earlier, TIE_TOLERANCE):
                 return f"{distance} has grown from {earlier:.3g} to {now:.3g} ({name}): the policy diverges. {_SMALLER}"
     # Without ratios, as with DiffusionNFT, it is the share of advantages that are clipped.
     if all({"objective/ratio", "objective/clipped"} <= line.keys() for line in last):
@@ -65,7 +65,7 @@ def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
         if clipped > MOST_CLIPPED * max(1, steps - 1) / steps:
             return (
                 f"{100 * clipped:.0f} % of all points are beyond the clip range (objective/clipped) and have no "
-                f"gradient: {_SMALLER}, or take fewer optimizer.updates and optimizer.epochs"
+                f"gradient: {_SMALLER}, or take fewer optimizer.updates"
             )
     return None
 
@@ -89,11 +89,11 @@ class CollapseAlarm:
             return
         # `collapse` compares the first window with the last two.
         self.start([*self._lines, line])
-        found = collapse(self._lines, self._steps)
-        if found is not None:
+        symptom = collapse(self._lines, self._steps)
+        if symptom is not None:
             self._said = True
             logger.warning(
-                f"this run may be collapsing at version {line['version']}: {found}; `--resume` with "
+                f"this run may be collapsing at version {line['version']}: {symptom}; `--resume` with "
                 "`--checkpoint` continues from an earlier version"
             )
 

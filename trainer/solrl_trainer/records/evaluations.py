@@ -102,8 +102,8 @@ def compare(
 
     Args:
         before, after: of the same prompts and seeds, by the same rewards.
-        weights: of the trained rewards, as of `weights_of_all`. A sum of several has the first row, `TRAINED_SUM`, if
-            all were evaluated.
+        weights: of the trained rewards, as `weights_per_prompt` returns them. A sum of several has the first row,
+            `TRAINED_SUM`, if all were evaluated.
     """
     first, second = (_with_read_right(one.scores) for one in (before, after))
     if len(weights) > 1 and weights.keys() <= first.keys():
@@ -129,12 +129,12 @@ def compare(
 
 def _with_read_right(scores: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The scores, and `READ_RIGHT` after those of `ocr`."""
-    found = {}
+    extended = {}
     for name, values in scores.items():
-        found[name] = values
+        extended[name] = values
         if name == OCR:
-            found[READ_RIGHT] = torch.where(values.isnan(), values, (values == 1).to(values.dtype))
-    return found
+            extended[READ_RIGHT] = torch.where(values.isnan(), values, (values == 1).to(values.dtype))
+    return extended
 
 
 @dataclass(frozen=True)

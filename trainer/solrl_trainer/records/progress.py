@@ -44,10 +44,10 @@ class _Remaining(ProgressColumn):
     """Progress within a phase; otherwise a countdown to the end of the run, by the mean time of an iteration."""
 
     def render(self, task: Task) -> Text:
-        shown, ends = task.fields["within"], task.fields["ends"]
-        if not shown:
-            shown = "estimating" if ends is None else f"{duration_text(max(0, round(ends - time.monotonic())))} left"
-        return Text(shown, style="progress.remaining")
+        text, ends = task.fields["within"], task.fields["ends"]
+        if not text:
+            text = "estimating" if ends is None else f"{duration_text(max(0, round(ends - time.monotonic())))} left"
+        return Text(text, style="progress.remaining")
 
 
 class RichReporter(LiveLine):
@@ -89,9 +89,9 @@ class RichReporter(LiveLine):
         if name == "explore" and self._began is None:
             self._began = (iteration, time.monotonic())
         current = min(iteration + 1, self._iterations) if name in _TIMES else iteration
-        shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
+        label = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
         self._progress.update(self._task, completed=iteration, current=current)
-        self._show(phase=shown, within="")
+        self._show(phase=label, within="")
         if self.announces and not self._is_live and name in _LABELS:
             self.print(f"{_LABELS[name]} (version {iteration})")
 
@@ -120,31 +120,31 @@ class RichReporter(LiveLine):
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
-        done, seconds, score = record.version, record.seconds, record.score
+        version, seconds, score = record.version, record.seconds, record.score
         # Stored images have no scores; what their algorithm measures takes the place.
         scores = {"proxy": record.proxy_mean, "best": score.best, "worst": score.worst}
         values = {**(scores if record.rewards else record.update.figures), "loss": record.update.loss}
         widths = _TIMES | {name: max(9, len(name) + 2) for name in values}
         if self._printed % _HEADER_EVERY == 0:
-            columns = "".join(f"{name:>{width}}" for name, width in widths.items())
-            self.print(f"{'iteration':>9}{columns}", style="dim")
+            names = "".join(f"{name:>{width}}" for name, width in widths.items())
+            self.print(f"{'iteration':>9}{names}", style="dim")
         self._printed += 1
-        shown = {name: f"{seconds.get(name, 0.0):.1f} s" for name in _TIMES}
-        shown |= {name: f"{value:.4f}" for name, value in values.items()}
-        cells = "".join(f"{shown[name]:>{width}}" for name, width in widths.items())
-        self.print(f"{f'{done}/{self._iterations}':>9}{cells}")
+        columns = {name: f"{seconds.get(name, 0.0):.1f} s" for name in _TIMES}
+        columns |= {name: f"{value:.4f}" for name, value in values.items()}
+        cells = "".join(f"{columns[name]:>{width}}" for name, width in widths.items())
+        self.print(f"{f'{version}/{self._iterations}':>9}{cells}")
         self._count(record)
 
     def _count(self, record: IterationRecord) -> None:
         """Count an iteration, by whose time the run's end is estimated."""
-        done = record.version
+        version = record.version
         if self._began is not None:
             first, began = self._began
-            pace = (time.monotonic() - began) / (done - first)
-            ends = time.monotonic() + pace * (self._iterations - done)
-            self._progress.update(self._task, completed=done, ends=ends)
+            pace = (time.monotonic() - began) / (version - first)
+            ends = time.monotonic() + pace * (self._iterations - version)
+            self._progress.update(self._task, completed=version, ends=ends)
 
-    def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> bool:
+    def evaluated(self, record: HeldOutRecord, evaluation: Evaluation, prompts: Sequence[str]) -> bool:
         """A version was evaluated on these prompts; returns whether this shows it, otherwise the log has a line."""
         return False
 
@@ -156,11 +156,11 @@ class RichReporter(LiveLine):
     def _show(self, **fields: str) -> None:
         """Change the live line. Whom the run waits for takes the place of its phase, unless it trains meanwhile."""
         self._fields |= fields
-        shown, awaited = self._fields, self._waits.now
+        line, awaited = self._fields, self._waits.now
         if awaited is not None and self._phase != "train":
             server, until = awaited
-            shown = {"phase": f"waiting for {server.partition('//')[2]}", "within": f"until {until:%H:%M:%S}"}
-        self._progress.update(self._task, **shown, refresh=True)
+            line = {"phase": f"waiting for {server.partition('//')[2]}", "within": f"until {until:%H:%M:%S}"}
+        self._progress.update(self._task, **line, refresh=True)
 
 
 def show_result(result: dict[str, Any], folder: Path) -> None:
@@ -176,8 +176,8 @@ def rewards_table(result: Mapping[str, Any]) -> Table:
     weights = result["trained"]
     rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     cautions = (few_prompts_text(result["prompts"]), hacked_text(result["rewards"], weights))
-    if said := "\n".join(filter(None, cautions)):
-        rewards.caption = Text(said, style="yellow")
+    if caption := "\n".join(filter(None, cautions)):
+        rewards.caption = Text(caption, style="yellow")
     rewards.add_column("held-out reward", overflow="fold")
     for heading in ("before", "after", "gain", "95 % interval"):
         rewards.add_column(heading, justify="right", no_wrap=True)

@@ -24,14 +24,14 @@ def spread_of(rewards: torch.Tensor) -> Spread:
 
 def _objective(figures: Mapping[str, float]) -> dict[str, Any]:
     """The algorithm's figures by key; those by noise level are one mapping, of the levels that were trained."""
-    found: dict[str, Any] = {}
+    objective: dict[str, Any] = {}
     for key, value in figures.items():
         name, at, level = key.partition(AT)
         if not at:
-            found[f"objective/{name}"] = value
+            objective[f"objective/{name}"] = value
         elif name and (share := figures[at + level]):
-            found.setdefault(f"objective/{name}", {})[level] = value / share
-    return found
+            objective.setdefault(f"objective/{name}", {})[level] = value / share
+    return objective
 
 
 def share_without_spread(scores: torch.Tensor) -> float:
@@ -60,7 +60,7 @@ class HeldOutRecord:
         cls,
         version: int,
         base: Evaluation,
-        found: Evaluation,
+        evaluation: Evaluation,
         weights: Mapping[str, float | torch.Tensor],
         prompts: int,
         seeds: int,
@@ -69,10 +69,10 @@ class HeldOutRecord:
 
         Weights that are tensors are of these prompts.
         """
-        base, found = base.first(prompts, seeds), found.first(prompts, seeds)
-        rows = compare(base, found, weights)
+        base, evaluation = base.first(prompts, seeds), evaluation.first(prompts, seeds)
+        rows = compare(base, evaluation, weights)
         first = [name for name in (TRAINED_SUM, *weights) if name in rows]
-        images = next(iter(found.scores.values())).numel()
+        images = next(iter(evaluation.scores.values())).numel()
         rewards = {}
         for name in dict.fromkeys((*first, *rows)):
             row = rows[name]

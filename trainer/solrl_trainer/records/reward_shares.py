@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from solrl_trainer.algorithms.algorithm import levelled_groups, without_spread
+from solrl_trainer.algorithms.algorithm import merge_group_ties, without_spread
 
 logger = logging.getLogger(__name__)
 
@@ -76,4 +76,4 @@ def shares_text(shares: Mapping[str, float]) -> str:
 
 def _spreads(values: torch.Tensor) -> torch.Tensor:
     """Standard deviation within each prompt [groups, 1]; 0 for NaN, and for values that are equal up to rounding."""
-    return levelled_groups(values.nan_to_num().double()).std(1, correction=0, keepdim=True)
+    return merge_group_ties(values.nan_to_num().double()).std(1, correction=0, keepdim=True)

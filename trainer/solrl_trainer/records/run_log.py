@@ -21,11 +21,11 @@ from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.records.trackers.run_trackers import Trackers
 from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.rollouts.pairs import CandidatePairs
+from solrl_trainer.rollouts.image_comparisons import ImageComparisons
 from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.run_folder.resuming import Change
 from solrl_trainer.service.requirements import reward_specs
-from solrl_trainer.service.run_client import Requested, RunClient
+from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class RunLog:
         if self._reporter is not None:
             self._reporter.waiting(server, wait)
         if self._status is not None:
-            self._status.doubt()
+            self._status.mark_unconfirmed()
 
     def pushed_digests(self) -> set[str]:
         """Digests of the adapter files of all iterations in metrics.jsonl."""
@@ -131,10 +131,10 @@ class RunLog:
         if self._status is not None:
             self._status.show(iteration, samples)
 
-    def pairs_ready(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
+    def comparisons_ready(self, iteration: int, samples: IterationSamples, pairs: ImageComparisons | None) -> None:
         """Explored and regenerated images of the last iteration are there; None if the service refused them."""
         if self._status is not None:
-            self._status.show_pairs(iteration, samples, pairs)
+            self._status.show_comparisons(iteration, samples, pairs)
 
     def iteration_trained(self, record: IterationRecord) -> None:
         """An iteration is trained; its checkpoint and push follow."""
@@ -175,16 +175,16 @@ class RunLog:
         """Evaluations in metrics.jsonl; only on rank 0."""
         return self._lines("evaluation")
 
-    def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
+    def evaluated(self, record: HeldOutRecord, evaluation: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
         version = record.version
         if self._metrics is not None and not self.is_evaluated(version):
             self._log("evaluation", **record.line())
             if self._trackers is not None:
-                self._trackers.samples(version, prompts, found.images)
+                self._trackers.samples(version, prompts, evaluation.images)
         if self._status is not None:
             self._status.evaluated(record)
-        if self._reporter is None or not self._reporter.evaluated(record, found, prompts):
+        if self._reporter is None or not self._reporter.evaluated(record, evaluation, prompts):
             means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
             logger.info(f"held out, version {version}, images {record.images}: {means}")
 
@@ -226,18 +226,18 @@ def open_run_log(
             # A separate client without retries: the run's client retries for minutes.
             client = RolloutClient(config.service_url, timeout=120.0, patience=0.0)
 
-            def source() -> RunClient:
+            def source() -> RunRequests:
                 hosted = client.model(config.model_name)
 
-                def requested(specs: Sequence[RewardSpec]) -> Requested:
+                def resolve_rewards(specs: Sequence[RewardSpec]) -> ResolvedRewards:
                     return reward_specs(specs, config, hosted), None
 
-                return RunClient(config, client, requested=requested, model=log.model)
+                return RunRequests(config, client, resolve_rewards=resolve_rewards, model=log.model)
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)
         metrics = MetricsFile(config.output / "metrics.jsonl")
-        log = RunLog(metrics, reporter, status, trackers, config.optimizer.steps)
+        log = RunLog(metrics, reporter, status, trackers, config.optimizer.updates)
         yield log
 
 

@@ -30,9 +30,9 @@ class _Shown(logging.Handler):
 @contextmanager
 def shown_log(show: Callable[[str], None], file: Path | None = None) -> Iterator[None]:
     """Within the block, show each line of level INFO and above that the trainer logs; write it to `file`, too."""
-    shown = _Shown(show)
-    shown.setFormatter(_Printable())
-    handlers: list[logging.Handler] = [shown]
+    display = _Shown(show)
+    display.setFormatter(_Printable())
+    handlers: list[logging.Handler] = [display]
     if file is not None:
         written = logging.FileHandler(file, encoding="utf-8")
         written.setFormatter(_Printable("{asctime} {levelname} {message}", style="{"))

@@ -35,9 +35,9 @@ def slow_reward(record: IterationRecord) -> str | None:
     concurrent = "explore" if "wait" in record.seconds else ""
     total = sum(seconds for phase, seconds in record.seconds.items() if phase not in (concurrent, "push"))
     by_reward: dict[str, float] = {}
-    for one in record.scoring:
-        if one.by == "trainer":
-            by_reward[one.reward] = by_reward.get(one.reward, 0.0) + one.seconds
+    for time in record.scoring:
+        if time.by == "trainer":
+            by_reward[time.reward] = by_reward.get(time.reward, 0.0) + time.seconds
     scoring = sum(by_reward.values())
     if not total or scoring <= max(MOST * total, LEAST_S):
         return None

@@ -32,9 +32,9 @@ from solrl_proto.status import (
 from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.rollouts.exploration import IterationSamples
-from solrl_trainer.rollouts.pairs import CandidatePairs, candidate_pairs
+from solrl_trainer.rollouts.image_comparisons import ImageComparisons, compare_images
 from solrl_trainer.run_folder.figures import value_text
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class StatusReporter:
         self,
         client: RolloutClient,
         config: RunConfig,
-        source: Callable[[], RunClient],
+        source: Callable[[], RunRequests],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread.
@@ -81,13 +81,13 @@ class StatusReporter:
         self._clock = clock
         self._settings: RunSettings | None = None
         self._held_out: list[HeldOut] = []
-        self._told: IterationRecord | None = None
+        self._reported: IterationRecord | None = None
         self._arrived = False
         self._reports: list[IterationReport] = []
         self._counts: dict[str, Work] = {}
         self._counted_at = (-1, -math.inf)
         self._images_due = clock()
-        self._failed = self._doubts = False
+        self._failed = self._unconfirmed = False
         self._samples: Samples | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work.put(self._describe)
@@ -107,27 +107,27 @@ class StatusReporter:
     def show(self, iteration: int, samples: IterationSamples) -> None:
         """Fetch images of some samples for the iteration's report, if new ones are due.
 
-        Those of the last iteration come to `show_pairs`.
+        Those of the last iteration come to `show_comparisons`.
         """
         if iteration + 1 < self._config.iterations and self._work.empty() and self._clock() >= self._images_due:
             self._images_due = math.inf
             self._work.put(lambda: self._fetch(iteration, samples))
 
-    def show_pairs(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
+    def show_comparisons(self, iteration: int, samples: IterationSamples, pairs: ImageComparisons | None) -> None:
         """Show some of these images in the iteration's report; without any, fetch the few that are shown."""
         if pairs is None:
             self._work.put(lambda: self._fetch(iteration, samples))
         else:
-            shown = pairs.outermost(_PROMPTS)
-            self._work.put(lambda: self._keep(iteration, samples, shown))
+            ends = pairs.best_and_worst(_PROMPTS)
+            self._work.put(lambda: self._keep(iteration, samples, ends))
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
         """So many candidates of an iteration are explored, regenerated or trained; told every few seconds."""
-        began, told = self._counted_at
+        began, reported = self._counted_at
         if iteration != began:
             self._counts = {}
         self._counts[part] = Work(done=done, total=total)
-        if iteration != began or self._clock() - told >= _COUNTS_EVERY:
+        if iteration != began or self._clock() - reported >= _COUNTS_EVERY:
             self._counted_at = iteration, self._clock()
             prompts, keep = self._config.explore.prompts, self._config.explore.keep
             regenerated = Work(done=0, total=prompts * keep) if self._config.two_stage else None
@@ -137,17 +137,17 @@ class StatusReporter:
                 activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]
                 self._work.put(lambda: self._client.report_progress(self._config.run, activity))
 
-    def doubt(self) -> None:
+    def mark_unconfirmed(self) -> None:
         """The service was away, so it may have lost reports: those that it lacks come again with the next one."""
-        self._doubts = True
+        self._unconfirmed = True
 
     def evaluated(self, record: HeldOutRecord) -> None:
         """Report a held-out evaluation: again with the iteration before it, or with the first iteration."""
-        self._work.put(lambda: self._tell_evaluated(record))
+        self._work.put(lambda: self._report_evaluation(record))
 
     def report(self, record: IterationRecord) -> None:
         """Report an iteration."""
-        self._work.put(lambda: self._tell(record))
+        self._work.put(lambda: self._report(record))
 
     def _run(self) -> None:
         with self._client:
@@ -156,71 +156,71 @@ class StatusReporter:
                     work()
                 except Exception as error:
                     self._fail(error)
-                    self._doubts |= isinstance(error, ProblemError)
+                    self._unconfirmed |= isinstance(error, ProblemError)
 
     def _describe(self) -> None:
         self._settings = run_settings(self._config)
 
     def _fetch(self, iteration: int, samples: IterationSamples) -> None:
         try:
-            shown = candidate_pairs(samples, self._source().images_of, prompts=_PROMPTS, each=1)
+            pairs = compare_images(samples, self._source().images_of, prompts=_PROMPTS, each=1)
         except BaseException:
             self._images_due = self._clock() + _PAUSE_AFTER_FAILURE
             raise
         # Time in the service's queue is not its work.
-        self._images_due = self._clock() + max(_SHORTEST_PAUSE, shown.seconds / _SHARE)
-        self._keep(iteration, samples, shown)
+        self._images_due = self._clock() + max(_SHORTEST_PAUSE, pairs.seconds / _SHARE)
+        self._keep(iteration, samples, pairs)
 
-    def _keep(self, iteration: int, samples: IterationSamples, shown: CandidatePairs) -> None:
+    def _keep(self, iteration: int, samples: IterationSamples, pairs: ImageComparisons) -> None:
         exploration = samples.exploration
         self._samples = Samples(
             iteration=iteration,
             version=exploration.version,
             precision=exploration.precision,  # type: ignore[arg-type]  # pydantic checks it
             numerics=exploration.numerics,  # type: ignore[arg-type]
-            pairs=_pairs(shown),
+            pairs=_pairs(pairs),
         )
-        if self._told is not None and self._told.iteration == iteration:  # they come after its report
-            self._tell(self._told)
+        if self._reported is not None and self._reported.iteration == iteration:  # they come after its report
+            self._report(self._reported)
 
-    def _tell(self, record: IterationRecord) -> None:
-        if self._arrived and record is not self._told:
+    def _report(self, record: IterationRecord) -> None:
+        if self._arrived and record is not self._reported:
             self._held_out, self._settings = [], None
-        self._told = record
+        self._reported = record
         samples, self._samples = self._samples, None
         self._send(samples)
 
-    def _tell_evaluated(self, record: HeldOutRecord) -> None:
+    def _report_evaluation(self, record: HeldOutRecord) -> None:
         self._held_out.append(record.message())
-        if self._told is not None and self._told.version == record.version:
+        if self._reported is not None and self._reported.version == record.version:
             self._send(None)
 
     def _send(self, samples: Samples | None) -> None:
         """Report the newest iteration with the evaluations around it; the first one brings the settings."""
-        assert self._told is not None
+        assert self._reported is not None
         run, planned = self._config.run, self._config.iterations
         self._arrived = False
-        doubts, self._doubts = self._doubts, False
-        report = self._told.report(planned, samples, self._held_out[-2:], self._settings)
-        earlier = [one for one in self._reports if one.iteration < report.iteration]
+        unconfirmed, self._unconfirmed = self._unconfirmed, False
+        report = self._reported.report(planned, samples, self._held_out[-2:], self._settings)
+        earlier = [earlier_report for earlier_report in self._reports if earlier_report.iteration < report.iteration]
         self._reports = [*earlier, report.model_copy(update={"samples": None})]
-        if doubts:
+        if unconfirmed:
             newest = max(self._client.iterations(run).curve.iterations, default=-1)
-            for one in earlier:
-                if one.iteration > newest:
-                    self._client.report_iteration(run, one)
+            for earlier_report in earlier:
+                if earlier_report.iteration > newest:
+                    self._client.report_iteration(run, earlier_report)
         try:
             self._client.report_iteration(run, report)
         except ProblemError as error:
             if error.problem.status != _NOT_VALID:
                 raise
             # An older service does not know all of it, or it is too large: the iteration alone is not.
-            self._reports[-1] = self._told.report(planned, None)
+            self._reports[-1] = self._reported.report(planned, None)
             self._client.report_iteration(run, self._reports[-1])
             self._fail(error)
-            doubts = False
+            unconfirmed = False
         self._arrived = True
-        if doubts and self._failed:
+        if unconfirmed and self._failed:
             self._failed = False
             logger.info("the service's page shows all of this run again")
 
@@ -233,16 +233,16 @@ class StatusReporter:
 def run_settings(config: RunConfig) -> RunSettings:
     """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
     place = Path(split_checkpoint(config.model)[0] or config.model)
-    shown = {"prompts": config.shown_prompts, **({"model": place.name} if place.exists() else {})}
+    public = {"prompts": config.shown_prompts, **({"model": place.name} if place.exists() else {})}
     values: dict[str, Any] = {}
-    for name, value in config.model_copy(update=shown).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
+    for name, value in config.model_copy(update=public).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
         section = isinstance(value, dict) and name != "rewards"
         values |= {f"{name}.{key}": one for key, one in value.items()} if section else {name: value}
     shortened = {name: value_text(value, _VALUE_LENGTH) for name, value in values.items()}
     return RunSettings(trained=config.weights, values=shortened)
 
 
-def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:
+def _pairs(pairs: ImageComparisons) -> tuple[SamplePair, ...]:
     return tuple(
         SamplePair(
             place=pair.place,
@@ -253,7 +253,7 @@ def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:
             explored=thumbnail(explored),
             regenerated=thumbnail(regenerated),
         )
-        for pair, explored, regenerated in zip(shown.pairs, shown.explored, shown.regenerated, strict=True)
+        for pair, explored, regenerated in zip(pairs.pairs, pairs.explored, pairs.regenerated, strict=True)
     )
 
 

@@ -88,14 +88,15 @@ def _sixel(pixels: npt.NDArray[np.uint8], columns: int, rows: int) -> str:
     drawn = Image.fromarray(np.ascontiguousarray(pixels[..., :3])).quantize(_COLOURS)
     palette, indices = drawn.getpalette() or [], np.asarray(drawn)
     used = np.unique(indices[opaque])
-    found = [f"#{one};2;" + ";".join(str(round(v / 2.55)) for v in palette[3 * one : 3 * one + 3]) for one in used]
+    rgb = np.round(np.array(palette).reshape(-1, 3) / 2.55).astype(int)
+    parts = [f"#{colour};2;" + ";".join(map(str, rgb[colour])) for colour in used]
     for top in range(0, len(pixels), 6):
         band, there = indices[top : top + 6], opaque[top : top + 6]
         weights = (1 << np.arange(len(band)))[:, None]
         lines = []
-        for one in used:
-            bits = (((band == one) & there) * weights).sum(0)
+        for colour in used:
+            bits = (((band == colour) & there) * weights).sum(0)
             if bits.any():
-                lines.append(f"#{one}" + "".join(chr(63 + bit) for bit in bits))
-        found.append("$".join(lines) + "-")
-    return f'\x1bP0;1;0q"1;1;{pixels.shape[1]};{pixels.shape[0]}{"".join(found)}\x1b\\'
+                lines.append(f"#{colour}" + "".join(chr(63 + bit) for bit in bits))
+        parts.append("$".join(lines) + "-")
+    return f'\x1bP0;1;0q"1;1;{pixels.shape[1]};{pixels.shape[0]}{"".join(parts)}\x1b\\'

@@ -56,8 +56,8 @@ class LiveLine:
         self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False, plain: bool = False
     ) -> None:
         terminal = False if plain else None  # None: whether the output is one
-        shown = file or sys.stderr
-        self._console = Console(file=shown, highlight=False, markup=False, quiet=quiet, force_terminal=terminal)
+        output = file or sys.stderr
+        self._console = Console(file=output, highlight=False, markup=False, quiet=quiet, force_terminal=terminal)
         self._is_live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._is_live)
 

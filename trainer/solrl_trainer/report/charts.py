@@ -124,22 +124,22 @@ def running_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
 
 
-def _smoothed(one: Series, smooth: bool) -> bool:
-    return smooth and len(one.xs) >= SMOOTHED_FROM
+def _smoothed(series: Series, smooth: bool) -> bool:
+    return smooth and len(series.xs) >= SMOOTHED_FROM
 
 
-def _draw_line(axes: Any, one: Series, smooth: bool) -> Sequence[float]:
+def _draw_line(axes: Any, series: Series, smooth: bool) -> Sequence[float]:
     """Draw a series; returns the values of its line."""
     # Not clipped: a clipping path would be lost with the drawing that defines it, if a page hides that one.
-    look: dict[str, Any] = {"color": f"C{one.colour}", "clip_on": False}
-    xs, ys = one.xs, one.values
-    if _smoothed(one, smooth):
+    look: dict[str, Any] = {"color": f"C{series.colour}", "clip_on": False}
+    xs, ys = series.xs, series.values
+    if _smoothed(series, smooth):
         axes.plot(xs, ys, linewidth=1, alpha=0.35, **look)
         ys = running_mean(ys)
-    marker = "o" if one.dots or len(xs) == 1 else None
-    axes.plot(xs, ys, "--" if one.dashed else "-", marker=marker, markersize=5, **look)
-    if one.interval is not None:
-        axes.fill_between(xs, *one.interval, alpha=0.1, linewidth=0, **look)
+    marker = "o" if series.dots or len(xs) == 1 else None
+    axes.plot(xs, ys, "--" if series.dashed else "-", marker=marker, markersize=5, **look)
+    if series.interval is not None:
+        axes.fill_between(xs, *series.interval, alpha=0.1, linewidth=0, **look)
     return ys
 
 
@@ -149,16 +149,16 @@ def _values_at(series: Sequence[Series], place: float) -> str:
     return ", ".join(f"{one.name} {one.values[i]:.4g}{_interval_text(one, i)}" for one, i in passed if i >= 0)
 
 
-def _interval_text(one: Series, i: int) -> str:
-    return "" if one.interval is None else f" [{one.interval[0][i]:.4g}, {one.interval[1][i]:.4g}]"
+def _interval_text(series: Series, i: int) -> str:
+    return "" if series.interval is None else f" [{series.interval[0][i]:.4g}, {series.interval[1][i]:.4g}]"
 
 
-def _tooltips(places: Sequence[float], told: Callable[[float], str]) -> list[Tooltip]:
+def _tooltips(places: Sequence[float], text_at: Callable[[float], str]) -> list[Tooltip]:
     """A column around each position, with its text; of many positions, some with the last."""
     every = math.ceil(len(places) / _MOST_TOOLTIPS)
     places = places[(len(places) - 1) % every :: every]
     edges = [places[0] - 0.5, *((a + b) / 2 for a, b in pairwise(places)), places[-1] + 0.5]
-    return [(a, b, told(place)) for (a, b), place in zip(pairwise(edges), places, strict=True)]
+    return [(a, b, text_at(place)) for (a, b), place in zip(pairwise(edges), places, strict=True)]
 
 
 def _drawings(label: str, draw: Callable[[Any], None], tooltips: Sequence[Tooltip], *, large: bool) -> dict[str, str]:

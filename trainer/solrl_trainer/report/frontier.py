@@ -23,21 +23,21 @@ class PlanPoint(NamedTuple):
     high: float
 
 
-def write_frontier(points: Sequence[PlanPoint], wanted: float, chosen: str | None, about: str, folder: Path) -> Path:
+def write_frontier(points: Sequence[PlanPoint], required: float, chosen: str | None, about: str, folder: Path) -> Path:
     """Plot the plans, with a line through the Pareto-optimal ones; a numbered key names these and the chosen plan.
 
     Pale lines are the intervals of the separation.
 
     Args:
         points: the plans.
-        wanted: required separation.
+        required: required separation.
         chosen: name of the chosen plan, if there is one.
         about: description of the measurement, the second line of the title.
         folder: folder of frontier.png.
     """
     path, key = folder / "frontier.png", _ROW * (len(_named(points, chosen)) + 2)
     with style.figure(_WIDTH, _HEIGHT + key) as figure:
-        draw_frontier(figure.subplots(2, height_ratios=(_HEIGHT, key)), points, wanted, chosen, about)
+        draw_frontier(figure.subplots(2, height_ratios=(_HEIGHT, key)), points, required, chosen, about)
         figure.suptitle("Exploration plans: cost and fidelity", x=0.01, ha="left")
         with writing(path):
             figure.savefig(path, dpi=120)
@@ -45,12 +45,12 @@ def write_frontier(points: Sequence[PlanPoint], wanted: float, chosen: str | Non
 
 
 def draw_frontier(
-    panels: Sequence[Any], points: Sequence[PlanPoint], wanted: float, chosen: str | None, about: str
+    panels: Sequence[Any], points: Sequence[PlanPoint], required: float, chosen: str | None, about: str
 ) -> None:
     """Draw the plot and its key into two axes of matplotlib."""
     axes, key = panels
     named = _named(points, chosen)
-    _draw_plans(axes, points, frontier(points), wanted)
+    _draw_plans(axes, points, frontier(points), required)
     _draw_numbers(axes, named, chosen)
     _draw_key(key, named, chosen)
     axes.set_title(about, fontsize=9, loc="left", pad=24)
@@ -58,21 +58,21 @@ def draw_frontier(
 
 def frontier(points: Sequence[PlanPoint]) -> list[PlanPoint]:
     """Pareto-optimal plans, from the cheapest to the most expensive."""
-    found: list[PlanPoint] = []
+    optimal: list[PlanPoint] = []
     for point in sorted(points, key=lambda p: (p.seconds, -p.separation)):
-        if not found or point.separation > found[-1].separation:
-            found.append(point)
-    return found
+        if not optimal or point.separation > optimal[-1].separation:
+            optimal.append(point)
+    return optimal
 
 
-def _draw_plans(axes: Any, points: Sequence[PlanPoint], best: Sequence[PlanPoint], wanted: float) -> None:
+def _draw_plans(axes: Any, points: Sequence[PlanPoint], best: Sequence[PlanPoint], required: float) -> None:
     colours = {tier: f"C{i}" for i, tier in enumerate(dict.fromkeys(point.name.split()[0] for point in points))}
     axes.plot([one.seconds for one in best], [one.separation for one in best], "-", color="0.6", zorder=1)
     for name, seconds, separation, low, high in points:
         marker = "v" if "pruned" in name else "o"
         axes.plot([seconds, seconds], [low, high], "-", color="0.85", linewidth=1, zorder=1)
         axes.plot(seconds, separation, marker, color=colours[name.split()[0]], alpha=0.8)
-    axes.axhline(wanted, color="0.7", linestyle="--", zorder=1, label=f"wanted: {wanted:g}")
+    axes.axhline(required, color="0.7", linestyle="--", zorder=1, label=f"wanted: {required:g}")
     for tier, colour in colours.items():
         axes.plot([], [], "o", color=colour, label=tier)
     axes.plot([], [], "v", color="0.4", label="pruned")

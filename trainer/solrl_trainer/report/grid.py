@@ -51,11 +51,11 @@ def shown_size(width: int, height: int) -> Size:
     return round(width * factor), round(height * factor)
 
 
-def corner(index: int, shown: Size) -> tuple[int, int]:
+def corner(index: int, size: Size) -> tuple[int, int]:
     """Left and top of a prompt's image before; the image after is the displayed width + `GAP` to its right."""
     row, column = divmod(index, COLUMNS)
-    width = 2 * shown[0] + GAP
-    height = CAPTION + shown[1] + STRIP + ROW_GAP
+    width = 2 * size[0] + GAP
+    height = CAPTION + size[1] + STRIP + ROW_GAP
     return MARGIN + column * (width + GUTTER), HEADING + LABELS + row * height + CAPTION
 
 
@@ -73,24 +73,24 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
     """
     count = min(rows, len(gallery.prompts))
     tiles = 1 if gallery.before.ndim == 4 else 2
-    shown = wide, high = shown_size(gallery.before.shape[-1] * tiles, gallery.before.shape[-2] * tiles)
+    size = wide, high = shown_size(gallery.before.shape[-1] * tiles, gallery.before.shape[-2] * tiles)
     columns = min(COLUMNS, max(count, 1))
     width = max(2 * MARGIN + columns * (2 * wide + GAP) + (columns - 1) * GUTTER, SMALLEST_WIDTH)
-    bottom = corner(max(count - 1, 0), shown)[1] + high + STRIP + MARGIN // 2
+    bottom = corner(max(count - 1, 0), size)[1] + high + STRIP + MARGIN // 2
     page = Image.new("RGB", (width, bottom), _PAPER)
     draw = ImageDraw.Draw(page)
     _headline(draw, name, about, gallery, count)
     for column in range(columns):
-        left = corner(column, shown)[0]
+        left = corner(column, size)[0]
         for x, text in ((left, "before"), (left + wide + GAP, "after")):
             draw.text((x + wide / 2, HEADING), text, _DIM, _font(15, bold=True), anchor="ma")
     for index in range(count):
-        left, top = corner(index, shown)
+        left, top = corner(index, size)
         lines = _fit(gallery.prompts[index], 2 * wide + GAP)
         draw.multiline_text((left, top - 6), lines, _INK, _font(15), anchor="ld", spacing=3)
         for after, images in enumerate((gallery.before, gallery.after)):
             x = left + after * (wide + GAP)
-            page.paste(_picture(images[index], shown), (x, top))
+            page.paste(_picture(images[index], size), (x, top))
             draw.rectangle((x - 1, top - 1, x + wide, top + high), outline=_EDGE)
             if gallery.verdicts is not None:
                 mark, colour = ("✓", _GOOD) if gallery.verdicts.marks[index][after] else ("✗", _BAD)
@@ -104,9 +104,9 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
 def _headline(draw: Any, name: str, about: str, gallery: Gallery, count: int) -> None:
     first = "The first held-out prompt" if count == 1 else f"The first {count} held-out prompts, in order, not selected"
     text = f"{first}; same seed before and after"
-    if (said := gallery.verdicts) is not None:
-        was, now = (sum(mark[i] for mark in said.marks[:count]) for i in (0, 1))
-        text += f"; {judging_text(said.by)} {was} before, {now} after"
+    if (verdicts := gallery.verdicts) is not None:
+        was, now = (sum(mark[i] for mark in verdicts.marks[:count]) for i in (0, 1))
+        text += f"; {judging_text(verdicts.by)} {was} before, {now} after"
     width = draw.im.size[0] - 2 * MARGIN
     for top, line, colour, size, bold in ((24, name, _INK, 22, True), (56, about, _INK, 15, False)):
         draw.text((MARGIN, top), _fit(line, width, size, most=1, bold=bold), colour, _font(size, bold=bold))

@@ -55,13 +55,13 @@ def held_out(folder: Path, version: int) -> HeldOutFigures | None:
     """
     for path in (folder / RESULT, folder / "evaluation" / EVALUATION):
         if path.is_file():
-            found = read_json(path)
-            if found.get("version", found.get("iterations")) == version and "prompts" in found:
+            result = read_json(path)
+            if result.get("version", result.get("iterations")) == version and "prompts" in result:
                 grid = path.with_name(GRID)
-                images = found.get("images") or found["prompts"] * found["seeds"]
-                shown = grid if grid.is_file() else None
-                end = _line(figures.result_end(found))
-                return HeldOutFigures(found["rewards"], found["prompts"], images, shown, end)
+                images = result.get("images") or result["prompts"] * result["seeds"]
+                picture = grid if grid.is_file() else None
+                end = _line(figures.result_end(result))
+                return HeldOutFigures(result["rewards"], result["prompts"], images, picture, end)
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics) if metrics.is_file() else []
     means = {line["version"]: line["rewards"] for line in lines if line["event"] == "evaluation"}
@@ -96,20 +96,20 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     base = rest if registered or on_hub else Path(rest).name
     place = f"locate({base!r})" if registered else repr(base if on_hub else f"path/to/{base}")
     name = base if file is None else file.name
-    found = describe_model(config.model, config.revision)
-    call = None if found is None else found.family.pipeline_call(found.options, found.config, config.guidance)
+    model = describe_model(config.model, config.revision)
+    call = None if model is None else model.family.pipeline_call(model.options, model.config, config.guidance)
     arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
-    clips = found is not None and found.family.frame_step > 0
-    even = found is not None and not found.family.own_schedule
+    clips = model is not None and model.family.frame_step > 0
+    even = model is not None and not model.family.own_schedule
     if even:
         arguments["sigmas"] = unshifted_sigmas(config.evaluate.steps)[:-1]
     revision = f", revision={config.revision!r}" if config.revision else ""
     transformer = ""
-    if file is not None and found is not None and found.config["_class_name"].isidentifier():
-        transformer = _from_file(found.config["_class_name"], file.name, place, config.revision)
+    if file is not None and model is not None and model.config["_class_name"].isidentifier():
+        transformer = _from_file(model.config["_class_name"], file.name, place, config.revision)
     example = _first_held_out(config)
-    shown = config.model_copy(update={"model": name, "prompts": config.shown_prompts})
-    settings = settings_yaml(shown, omitted=("run", *OF_A_MACHINE)).strip()
+    public = config.model_copy(update={"model": name, "prompts": config.shown_prompts})
+    settings = settings_yaml(public, omitted=("run", *OF_A_MACHINE)).strip()
     page: str = environment.get_template("model_card.md.j2").render(
         front=yaml.safe_dump(_front(config, on_hub and file is None, clips=clips), sort_keys=False).strip(),
         mark=MARK,
@@ -196,17 +196,17 @@ def _rows(measured: HeldOutFigures, config: RunConfig) -> list[tuple[str, ...]]:
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
-    explore, kept = config.explore, f"{config.explore.keep} kept"
+    explore, selected = config.explore, f"{config.explore.keep} kept"
     if config.two_stage:
-        kept += f" and regenerated in BF16 with {config.regenerate.steps} steps"
-    trained_on = f"{explore.candidates} candidates each in {explore.steps} steps; {kept}"
+        selected += f" and regenerated in BF16 with {config.regenerate.steps} steps"
+    trained_on = f"{explore.candidates} candidates each in {explore.steps} steps; {selected}"
     if explore.source != "model":
         trained_on = f"stored {explore.source}"
     return {
         "recipe": f"{config.preset}, algorithm {config.algorithm.name}",
         "an iteration": f"{explore.prompts} prompts, {trained_on}",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}",
-        "AdamW": f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.steps} steps per iteration",
+        "AdamW": f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.updates} steps per iteration",
         "solver, guidance": f"{config.solver}, {config.guidance:g}",
         "seed": str(config.seed),
     }

@@ -66,14 +66,14 @@ class RunFiles:
 
     def latest(self, event: str) -> list[dict[str, Any]]:
         """Last line of each version, in order; a resumed run logs its first evaluation again."""
-        found = {line["version"]: line for line in self.lines if line["event"] == event}
-        return [found[version] for version in sorted(found)]
+        lines = {line["version"]: line for line in self.lines if line["event"] == event}
+        return [lines[version] for version in sorted(lines)]
 
     @property
     def weights(self) -> dict[str, float]:
         """Weights of the trained rewards."""
-        found = self.result["trained"] if self.result else self.config["rewards"]
-        return {name: weight for name, weight in found.items() if weight}
+        weights = self.result["trained"] if self.result else self.config["rewards"]
+        return {name: weight for name, weight in weights.items() if weight}
 
 
 def write_report(folder: Path) -> Path:
@@ -173,7 +173,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "optimisation_charts": optimisation_charts(iterations) if iterations else [],
         "phases": PHASES,
         "fidelity": describe_fidelity(measured[-1], **explore) if measured else None,
-        "fidelity_chart": fidelity_chart(measured, config["evaluate"]["fidelity_wanted"]),
+        "fidelity_chart": fidelity_chart(measured),
         "measured": measured,
         "explored_in": explored_in,
         "explore_steps": explore["steps"],
@@ -220,11 +220,11 @@ def _reward_card(name: str, row: dict[str, float], weights: dict[str, float]) ->
 def _scoring(iterations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Seconds of each reward by images and place, over all iterations."""
     totals: dict[tuple[str, str, str], float] = {}
-    for one in (one for line in iterations for one in line["scoring"]):
-        row = one["of"], one["reward"], figures.place_text(one["by"], one.get("server"))
-        totals[row] = totals.get(row, 0.0) + one["seconds"]
-    found = sorted(totals.items(), key=lambda item: item[0][0])
-    return [{"of": of, "reward": name, "place": place, "seconds": spent} for (of, name, place), spent in found]
+    for entry in (entry for line in iterations for entry in line["scoring"]):
+        row = entry["of"], entry["reward"], figures.place_text(entry["by"], entry.get("server"))
+        totals[row] = totals.get(row, 0.0) + entry["seconds"]
+    rows = sorted(totals.items(), key=lambda item: item[0][0])
+    return [{"of": of, "reward": name, "place": place, "seconds": spent} for (of, name, place), spent in rows]
 
 
 def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
 from solrl_trainer.run_folder import figures
-from solrl_trainer.run_folder.figures import TRAINED_SUM
+from solrl_trainer.run_folder.figures import LEAST_FIDELITY, TRAINED_SUM
 from solrl_trainer.run_folder.metrics_file import own_time
 
 PHASES = {"explore": 2, "explore_here": 1, "wait": 2, "regenerate": 0, "train": 4, "push": 3, "evaluate": 7}
@@ -40,10 +40,10 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
         values = [row[name] for row in means if name in row]
         if len(values) == len(means):
             label, scale = figures.reward_axis(name)
-            found = [_interval(line, name, value) for line, value in zip(evaluations, values, strict=True)]
-            low, high = ([value * scale for value in ends] for ends in zip(*found, strict=True))
-            shown = [value * scale for value in values]
-            line = Series(label, 0, _versions(evaluations), shown, dots=True, interval=(low, high))
+            intervals = [_interval(line, name, value) for line, value in zip(evaluations, values, strict=True)]
+            low, high = ([value * scale for value in ends] for ends in zip(*intervals, strict=True))
+            scaled = [value * scale for value in values]
+            line = Series(label, 0, _versions(evaluations), scaled, dots=True, interval=(low, high))
             charts.append(line_chart(f"{label}: {figures.sum_text(weights)}" if name == TRAINED_SUM else label, [line]))
     return charts
 
@@ -67,14 +67,14 @@ def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
     return stacked_chart("Seconds per iteration and phase", _versions(iterations), layers)
 
 
-def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float) -> Chart | None:
-    """Chart of the Spearman of each `fidelity` event, and of the wanted one; None with fewer than two events."""
+def fidelity_chart(measured: Sequence[dict[str, Any]]) -> Chart | None:
+    """Chart of the Spearman of each `fidelity` event, and of `LEAST_FIDELITY`; None with fewer than two events."""
     if len(measured) < 2:
         return None
     xs = _versions(measured)
     series = [
         Series("Spearman", 0, xs, [line["spearman"] for line in measured], dots=True),
-        Series("wanted at least", 7, xs, [wanted] * len(xs), dashed=True),
+        Series("wanted at least", 7, xs, [LEAST_FIDELITY] * len(xs), dashed=True),
     ]
     return line_chart("Rank fidelity by version", series, large=True)
 

@@ -37,7 +37,7 @@ class GroupSampler:
         samples: Sequence[ScoredSamples | None] = [None] * len(prompts)
         if self.keep:
             samples = self._samples(each, flat).split(len(prompts))
-            scores = [own.scores.tolist() for own in samples if own is not None]
+            scores = [part.scores.tolist() for part in samples if part is not None]
         else:
             scores = self.scores(each, flat, unpruned=unpruned, groups=len(prompts)).view(len(prompts), -1).tolist()
         return list(map(CandidateGroup, prompts, seeds, scores, samples))
@@ -79,8 +79,8 @@ class GroupSampler:
         size = len(seeds) // groups
         places = [
             group * size + place
-            for group, own in enumerate(predicted.view(groups, size))
-            for place in survivors(own, keep)
+            for group, scores_of_group in enumerate(predicted.view(groups, size))
+            for place in survivors(scores_of_group, keep)
         ]
         scores = torch.full((len(seeds),), torch.nan)
         scores[places] = self._completed(

@@ -22,7 +22,7 @@ from solrl_proto.status import ScoringTime
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.prompts.stored_files import stored_files
-from solrl_trainer.ranks.communicator import Communicator, share
+from solrl_trainer.ranks.communicator import Communicator, shard
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import (
     Exploration,
@@ -32,7 +32,7 @@ from solrl_trainer.rollouts.exploration import (
     seed_root,
     training_plan,
 )
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, batched, flattened
 from solrl_trainer.rollouts.loading import Loaded, load
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
@@ -56,17 +56,17 @@ class RewardClock:
 
     def add(self, of: Images, by: By, times: Mapping[str, RewardTime]) -> None:
         """Add the times of rewards by name; `by`: the program that computed them, or asked their servers."""
-        for name, one in times.items():
-            place = of, by, name, one.server
-            self._seconds[place] = self._seconds.get(place, 0.0) + one.seconds
+        for name, reward_time in times.items():
+            place = of, by, name, reward_time.server
+            self._seconds[place] = self._seconds.get(place, 0.0) + reward_time.seconds
 
     @property
     def times(self) -> tuple[ScoringTime, ...]:
         """The sums, those of candidates first."""
-        found = sorted(self._seconds.items(), key=lambda item: item[0][0])
+        sums = sorted(self._seconds.items(), key=lambda item: item[0][0])
         return tuple(
             ScoringTime(of=of, by=by, reward=name, server=server, seconds=round(seconds, 4))
-            for (of, by, name, server), seconds in found
+            for (of, by, name, server), seconds in sums
         )
 
 
@@ -120,7 +120,7 @@ class DeviceSource:
     def own_prompts(self, iteration: int) -> Sequence[PromptItem]:
         """This rank's prompts of an iteration."""
         config = self._config
-        return share(self._train.of_iteration(config.explore.prompts, config.seed, iteration), self.models.world)
+        return shard(self._train.of_iteration(config.explore.prompts, config.seed, iteration), self.models.world)
 
     def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
         """Merge the newest of these versions."""
@@ -193,7 +193,7 @@ class DeviceSource:
     ) -> Iterator[CandidateGroup]:
         candidates = self._config.explore.candidates
         per_batch = self._group_sampler.sampler.batch.groups(candidates, self.models.backbone.device)
-        for part in parts_of(prompts, per_batch):
+        for part in batched(prompts, per_batch):
             seeds = [expand_seeds(root, prompt.id, candidates) for prompt in part]
             self._planned = iteration
             yield from self._group_sampler.groups(part, seeds, unpruned=unpruned)

@@ -138,35 +138,35 @@ class IterationSamples:
     ) -> "IterationSamples":
         """Gather the samples of all ranks.
 
-        `prompts` are those of all ranks: their parts by `communicator.share`, concatenated. The rest is of this rank;
+        `prompts` are those of all ranks: their parts by `communicator.shard`, concatenated. The rest is of this rank;
         its groups may be in any order.
         """
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
         groups = sorted(groups, key=lambda group: place[group.prompt.id])
-        own = [group.trained for group in groups]
+        local = [group.trained for group in groups]
         sums, counts = zip(*gather_values([exploration.score_sum, exploration.score_count], world), strict=True)
         return cls(
             prompts=prompts,
             groups=groups,
             exploration=exploration,
             proxy_mean=sum(sums) / sum(counts),
-            latents=gather_rows(torch.stack([samples.latents for samples in own]), world),
-            scores=gather_rows(torch.stack([samples.scores for samples in own]), world),
+            latents=gather_rows(torch.stack([samples.latents for samples in local]), world),
+            scores=gather_rows(torch.stack([samples.scores for samples in local]), world),
             rewards={
-                name: gather_rows(torch.stack([samples.rewards[name] for samples in own]), world)
-                for name in own[0].rewards
+                name: gather_rows(torch.stack([samples.rewards[name] for samples in local]), world)
+                for name in local[0].rewards
             },
-            recording=_gathered([samples.recording for samples in own if samples.recording is not None], world),
+            recording=_gathered([samples.recording for samples in local if samples.recording is not None], world),
         )
 
 
 def _gathered(recordings: Sequence[Recording], world: Communicator) -> Recording | None:
     if not recordings:
         return None
-    own = Recording.join(recordings)
+    local = Recording.join(recordings)
 
     def of_all(rows: torch.Tensor) -> torch.Tensor:
         return gather_rows(rows.transpose(0, 1), world).transpose(0, 1)
 
-    log_probs = None if own.log_probs is None else of_all(own.log_probs)
-    return Recording(own.sigmas, of_all(own.states), log_probs)
+    log_probs = None if local.log_probs is None else of_all(local.log_probs)
+    return Recording(local.sigmas, of_all(local.states), log_probs)

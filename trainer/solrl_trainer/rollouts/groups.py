@@ -18,12 +18,12 @@ def flattened(prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> 
     return [prompt for prompt, _ in rows], [seed for _, seed in rows]
 
 
-def outermost(rows: torch.Tensor, each: int) -> torch.Tensor:
+def best_and_worst(rows: torch.Tensor, each: int) -> torch.Tensor:
     """The first and the last `each` rows."""
     return rows if len(rows) <= 2 * each else torch.cat([rows[:each], rows[-each:]])
 
 
-def parts_of(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """The items in lists of at most `size`, each as soon as it is complete."""
     items = iter(items)
     while part := list(islice(items, size)):

@@ -111,8 +111,8 @@ def _tried_rewards(config: RunConfig, defaults: PlainDefaults, on_wait: OnWait, 
 
     def prompts_of(reward: str) -> list[tuple[str, Mapping[str, Any]]]:
         split = "train" if reward in config.rewards else "test"
-        found = scored_prompts(reward, prompts_of_run(config.prompt_sources, split).all)
-        return [(prompt.text, prompt.metadata) for prompt in found]
+        prompts = scored_prompts(reward, prompts_of_run(config.prompt_sources, split).all)
+        return [(prompt.text, prompt.metadata) for prompt in prompts]
 
     if len(loaded) > before:
         try_rewards(rewards, defaults, prompts_of=prompts_of)

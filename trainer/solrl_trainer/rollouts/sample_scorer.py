@@ -1,6 +1,7 @@
 """Rewards of samples, and the score that training optimises."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import torch
 from solrl_core.image_files import for_showing
@@ -10,7 +11,7 @@ from solrl_engine.scorer import NonFiniteImagesError, RewardTimes, Scorer, Score
 from solrl_engine.side_stream import Pending, SideStream
 from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime
 
-from solrl_trainer.prompts.prompt_rewards import asked_rewards, rows_alike, weights_of
+from solrl_trainer.prompts.prompt_rewards import group_indices, prompt_weights, rewards_to_score
 from solrl_trainer.rollouts.groups import ScoredSamples
 
 OnTimes = Callable[[Mapping[str, RewardTime]], None]
@@ -63,7 +64,7 @@ class SampleScorer:
         rewards, times = score_policy_images(self._scorer, self._names, images, prompts)
         self._on_times(times)
         score = torch.empty(len(prompts))
-        for weights, rows in rows_alike(weights_of(prompt, self._weights) for prompt in prompts):
+        for weights, rows in group_indices(prompt_weights(prompt, self._weights) for prompt in prompts):
             score[rows] = weighted_sum({name: rewards[name][rows] for name in weights}, weights)
         return score, rewards
 
@@ -84,15 +85,15 @@ def score_policy_images(
         prompts: one for each image.
         always: rewards of all prompts.
     """
-    asked = [tuple(dict.fromkeys((*asked_rewards(prompt, names), *always))) for prompt in prompts]
-    scores = {name: torch.full((len(prompts),), torch.nan) for name in (*names, *(one for own in asked for one in own))}
+    needed = [tuple(dict.fromkeys((*rewards_to_score(prompt, names), *always))) for prompt in prompts]
+    scores = {name: torch.full((len(prompts),), torch.nan) for name in dict.fromkeys(chain(names, *needed))}
     times = []
     try:
-        for wanted, rows in rows_alike(asked):
+        for rewards, rows in group_indices(needed):
             chosen = images if len(rows) == len(prompts) else images[rows]
-            found, spent = scorer.score(wanted, chosen, [prompts[row] for row in rows])
+            part, spent = scorer.score(rewards, chosen, [prompts[row] for row in rows])
             times.append(spent)
-            for name, values in found.items():
+            for name, values in part.items():
                 scores[name][rows] = values
     except NonFiniteImagesError as error:
         raise FloatingPointError(

@@ -11,7 +11,7 @@ from solrl_core.rewards.images import as_floats
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.prompts.image_reader import read_image
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, batched
 
 
 class StoredImages:
@@ -34,7 +34,7 @@ class StoredImages:
         Raises:
             ValueError: as `read_image`.
         """
-        for part in parts_of(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
+        for part in batched(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
             paths = [path for prompt in part for path in self._files[prompt.id]]
             images = torch.stack([self._read(path) for path in paths])
             count = len(paths) // len(part)
@@ -44,8 +44,8 @@ class StoredImages:
             device = self._backbone.device
             latents = torch.cat([self._backbone.encode_images(image.to(device)) for image in images[:, None]])
             samples = ScoredSamples(latents, images, None, scores, rewards).split(len(part))
-            for prompt, own in zip(part, samples, strict=True):
-                yield CandidateGroup(prompt, range(count), own.scores.tolist(), own)
+            for prompt, stored in zip(part, samples, strict=True):
+                yield CandidateGroup(prompt, range(count), stored.scores.tolist(), stored)
 
     def _read(self, path: Path) -> torch.Tensor:
         """An image float32 [3, H, W] in [0, 1], scaled and cropped at its centre to the model's size."""

@@ -131,39 +131,39 @@ def latest(folder: Path, version: int | None = None, world: Communicator | None 
         DamagedCheckpointError: a file is damaged. Names the file, and the newest intact checkpoint.
     """
     world = world or Communicator()
-    found = _newest(folder, version) if world.rank == 0 else None
+    checkpoint = _newest(folder, version) if world.rank == 0 else None
     if world.size == 1:
-        return found
+        return checkpoint
     files: dict[str, bytes] = {}
-    if found is not None:
-        files = {f"{found.path.name}/{name}": data for name, data in _files(found.path).items()}
+    if checkpoint is not None:
+        files = {f"{checkpoint.path.name}/{name}": data for name, data in _files(checkpoint.path).items()}
     tensors = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in files.items()}
     sent = load(broadcast_bytes(safetensors_bytes(tensors) if world.rank == 0 else None, world))
-    if found is not None or not sent:
-        return found
+    if checkpoint is not None or not sent:
+        return checkpoint
     path = folder / next(iter(sent)).partition("/")[0]
     return _parsed(path, {name.partition("/")[2]: data.numpy().tobytes() for name, data in sent.items()})
 
 
 def require(folder: Path, version: int | None = None, world: Communicator | None = None) -> Checkpoint:
     """Read a checkpoint that must exist; raises as `latest`, and FileNotFoundError if there is none."""
-    found = latest(folder, version, world)
-    if found is None:
+    checkpoint = latest(folder, version, world)
+    if checkpoint is None:
         raise FileNotFoundError(f"{folder.parent} has no checkpoint yet; the first is written after an iteration")
-    return found
+    return checkpoint
 
 
 def _newest(folder: Path, version: int | None) -> Checkpoint | None:
-    found = {int(path.name): path for path in _complete(folder)}
-    if version is not None and version not in found:
-        raise ValueError(f"{folder} has no checkpoint of version {version}; expected one of {sorted(found)}")
-    if not found:
+    paths = {int(path.name): path for path in _complete(folder)}
+    if version is not None and version not in paths:
+        raise ValueError(f"{folder} has no checkpoint of version {version}; expected one of {sorted(paths)}")
+    if not paths:
         return None
-    path = found[max(found) if version is None else version]
+    path = paths[max(paths) if version is None else version]
     try:
         return _parsed(path, _files(path))
     except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{error}. {_offer(list(found.values()), path)}") from None
+        raise DamagedCheckpointError(f"{error}. {_offer(list(paths.values()), path)}") from None
 
 
 def _files(path: Path) -> dict[str, bytes]:
@@ -220,9 +220,9 @@ def _parsed(path: Path, files: Mapping[str, bytes]) -> Checkpoint:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
 
-def _offer(found: Sequence[Path], damaged: Path) -> str:
+def _offer(checkpoints: Sequence[Path], damaged: Path) -> str:
     """The newest intact checkpoint apart from a damaged one, as a remedy."""
-    for path in reversed(found):
+    for path in reversed(checkpoints):
         if path != damaged:
             try:
                 _files(path)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from solrl_proto.text_files import naming, read_json
 
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.presets import ConfigError, refused
+from solrl_trainer.settings.presets import ConfigError, config_error
 
 LOCK = ".lock"
 SETTINGS = "config.json"
@@ -84,11 +84,11 @@ def check_writable(folder: Path) -> None:
         OSError: says why.
     """
     with naming(f"--output {folder}", _OUTPUT):
-        found = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-        if not found.is_dir():
-            raise NotADirectoryError(f"{found} is a file")
-        if not os.access(found, os.W_OK | os.X_OK):
-            raise PermissionError(f"this user may not write to {found}")
+        existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is a file")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(f"this user may not write to {existing}")
 
 
 def check_entries(folder: Path) -> None:
@@ -146,7 +146,7 @@ def saved_settings(folder: Path) -> RunConfig:
     try:
         settings = RunConfig.model_validate(read_json(path))
     except ValidationError as error:
-        raise refused(error, {key: str(path) for key in RunConfig.model_fields}) from error
+        raise config_error(error, {key: str(path) for key in RunConfig.model_fields}) from error
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read as settings: {error}") from error
     return settings.model_copy(update={"output": folder})

@@ -30,10 +30,10 @@ class MetricsFile:
         """Drop lines beyond the checkpoint of `version`, from which the run continues."""
         if self._path.is_file():
             lines = read_metrics(self._path)
-            kept = [line for line in lines if line["version"] <= version and line["event"] != "result"]
+            remaining = [line for line in lines if line["version"] <= version and line["event"] != "result"]
             # An attempt that left no checkpoint noted its changes at this version.
-            kept = [line for line in kept if (line["event"], line["version"]) != ("change", version)]
-            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            remaining = [line for line in remaining if (line["event"], line["version"]) != ("change", version)]
+            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in remaining))
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
         """All lines, or those of one kind."""
@@ -134,7 +134,7 @@ _KINDS: dict[str, type[_Line]] = {
 
 
 def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
-    said = ""
+    reason = ""
     try:
         line: dict[str, Any] = json.loads(text)
         _KINDS.get(_Line.model_validate(line).event, _Line).model_validate(line)
@@ -142,11 +142,11 @@ def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
     except ValidationError as error:
         fault = error.errors()[0]
         if fault["loc"]:
-            said = f" ({'.'.join(map(str, fault['loc']))}: {fault['msg']})"
+            reason = f" ({'.'.join(map(str, fault['loc']))}: {fault['msg']})"
     except ValueError:  # neither JSON nor UTF-8
         pass
     raise ValueError(
-        f"{path}:{number}: got {text[:80].decode(errors='replace')!r}{said}; expected a JSON object with an event, a "
+        f"{path}:{number}: got {text[:80].decode(errors='replace')!r}{reason}; expected a JSON object with an event, a "
         "version and the event's fields. Restore the file, or delete this line, whose figures are then missing"
     )
 

@@ -85,11 +85,11 @@ def check_names(names: Collection[str]) -> None:
     Raises:
         ValueError: there is no such name.
     """
-    known = {*RunConfig.model_fields, *_KINDS}
+    heads = {*RunConfig.model_fields, *_KINDS}
     for name in names:
-        if (head := name.partition(":")[0].partition(".")[0]) not in known:
+        if (head := name.partition(":")[0].partition(".")[0]) not in heads:
             raise ValueError(
-                f"got --allow-change {name}{did_you_mean(head, known)}; expected a setting, a section of settings, "
+                f"got --allow-change {name}{did_you_mean(head, heads)}; expected a setting, a section of settings, "
                 f"or one of {', '.join(_KINDS)}"
             )
 
@@ -100,8 +100,8 @@ def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Col
     metrics = config.output / "metrics.jsonl"
     if metrics.is_file():
         read_metrics(metrics)
-    if (found := checkpoints.latest(config.output / "checkpoints", checkpoint)) is not None:
-        check(found, config, parts_before_loading(config), allowed)
+    if (stored := checkpoints.latest(config.output / "checkpoints", checkpoint)) is not None:
+        check(stored, config, parts_before_loading(config), allowed)
 
 
 def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allowed: Collection[str]) -> list[Change]:
@@ -125,19 +125,20 @@ def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allow
             f"{stored.path} has finished {stored.version} iterations, but iterations is {config.iterations}; expected "
             f"at least {stored.version}, or --checkpoint with an earlier version to go back to"
         )
-    found = [one for one in _changes(stored, config, parts) if one.rule != "free"]
-    fixed = [one for one in found if one.rule == "fixed"]
-    named = [one for one in found if one.rule == "named" and not _is_allowed(one.name, allowed)]
+    changes = [change for change in _changes(stored, config, parts) if change.rule != "free"]
+    fixed = [change for change in changes if change.rule == "fixed"]
+    named = [change for change in changes if change.rule == "named" and not _is_allowed(change.name, allowed)]
     if fixed or named:
-        shown = "; ".join(map(str, fixed + named))
+        differences = "; ".join(map(str, fixed + named))
         remedies = []
         if fixed:
-            remedies.append(f"{', '.join(one.name for one in fixed)} cannot change: start a new run with another --run")
+            names = ", ".join(change.name for change in fixed)
+            remedies.append(f"{names} cannot change: start a new run with another --run")
         if named:
-            options = " ".join(f"--allow-change {one.name}" for one in named)
+            options = " ".join(f"--allow-change {change.name}" for change in named)
             remedies.append(f"Undo what is not meant, and allow the rest by name: {options}")
-        raise ValueError(f"{stored.path} is of a run with (stored → asked) {shown}. {'. '.join(remedies)}")
-    return found
+        raise ValueError(f"{stored.path} is of a run with (stored → asked) {differences}. {'. '.join(remedies)}")
+    return changes
 
 
 def parts_when_loaded(
@@ -152,8 +153,8 @@ def parts_when_loaded(
         rewards: digests of the rewards, by `reward:<name>`.
     """
     # The rewards have digests of their own, and the paths in their options are those of one machine.
-    own = {name: value for name, value in asdict(options).items() if name != "rewards"}
-    of_model = dict(model) | {"solrl.json": combined_digest(json.dumps(own, sort_keys=True))}
+    generation = {name: value for name, value in asdict(options).items() if name != "rewards"}
+    of_model = dict(model) | {"solrl.json": combined_digest(json.dumps(generation, sort_keys=True))}
     return (
         parts_before_loading(config)
         | {f"model:{name}": digest for name, digest in of_model.items()}
@@ -165,8 +166,8 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
     """Digests of the prompts with metadata, of stored images and of the algorithm's code; versions of the libraries."""
     parts = {}
     for split in ("train", "test"):
-        found = prompts_of_run(config.prompt_sources, split).sources
-        for name, prompts in zip(config.prompt_sources, found, strict=True):
+        sources = prompts_of_run(config.prompt_sources, split).sources
+        for name, prompts in zip(config.prompt_sources, sources, strict=True):
             part = f"prompts:{split}" if name == config.prompts else f"prompts:{split}:{name}"
             content = [one.model_dump(mode="json") for one in prompts]
             parts[part] = combined_digest(json.dumps(content, sort_keys=True))
@@ -191,10 +192,10 @@ def _changes(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str]) ->
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             yield Change(name, then.get(name), now.get(name))
-    known = {name.partition(":")[0] for name in stored.parts} & {name.partition(":")[0] for name in parts}
+    kinds = {name.partition(":")[0] for name in stored.parts} & {name.partition(":")[0] for name in parts}
     for name in sorted(stored.parts.keys() | parts.keys()):
         change, kind = Change(name, stored.parts.get(name), parts.get(name)), name.partition(":")[0]
-        if kind in known and change.then != change.now and (kind in _COMPLETE or None not in change):
+        if kind in kinds and change.then != change.now and (kind in _COMPLETE or None not in change):
             yield change
 
 

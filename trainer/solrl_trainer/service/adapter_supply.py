@@ -30,7 +30,7 @@ class AdapterSupply:
         self._adapters: dict[int, bytes] = {}
         self._lock = threading.RLock()
 
-    def start(self, adapters: Mapping[int, bytes], own: Collection[str] = ()) -> None:
+    def start(self, adapters: Mapping[int, bytes], pushed: Collection[str] = ()) -> None:
         """Make sure that the service has these versions of the run, the last as its head.
 
         Later versions at the service are deleted, if this run pushed them before it was interrupted. If the service no
@@ -38,18 +38,18 @@ class AdapterSupply:
 
         Args:
             adapters: files by version.
-            own: digests of every version that this run has pushed.
+            pushed: digests of every version that this run has pushed.
 
         Raises:
             ProblemError: 409 `run-taken`: the service has another run with this name.
         """
         self._adapters = dict(adapters)
         last = max(adapters)
-        held = self._client.adapters(self._run)
-        if held is not None and held.head > last:
-            if not all(info.digest in own for info in held.versions if info.version > last):
-                raise run_taken(self._client.url, self._run, held.head)
-            self._rewind(held, last)
+        adapter_list = self._client.adapters(self._run)
+        if adapter_list is not None and adapter_list.head > last:
+            if not all(info.digest in pushed for info in adapter_list.versions if info.version > last):
+                raise run_taken(self._client.url, self._run, adapter_list.head)
+            self._rewind(adapter_list, last)
         self._push_missing()
 
     def push(self, version: int, adapter: bytes) -> None:
@@ -81,17 +81,18 @@ class AdapterSupply:
             self._on_wait(self._client.url, None)
         return bool(pushed) or problem.kind in LOST
 
-    def _rewind(self, held: AdapterList, version: int) -> None:
+    def _rewind(self, adapter_list: AdapterList, version: int) -> None:
         """Make `version` the head again, or delete the run if the service lacks a required version."""
-        stored = {info.version: info.digest for info in held.versions}
+        stored = {info.version: info.digest for info in adapter_list.versions}
         if all(stored.get(needed) == adapter_digest(adapter) for needed, adapter in self._adapters.items()):
             try:
-                self._client.rewind(self._run, version, held.head)
+                self._client.rewind(self._run, version, adapter_list.head)
             except ProblemError as error:
                 if error.problem.kind not in LOST:
                     raise
             else:
-                logger.info("the service went back to version %d of this run; its head was %d", version, held.head)
+                head = adapter_list.head
+                logger.info("the service went back to version %d of this run; its head was %d", version, head)
                 return
         self._client.delete(self._run)
         logger.info("the service no longer has all versions up to %d; all of this run's are pushed again", version)
@@ -102,12 +103,12 @@ class AdapterSupply:
         Raises:
             ProblemError: 409 `run-taken`.
         """
-        held = self._client.adapters(self._run)
-        stored = {info.version: info.digest for info in held.versions} if held else {}
+        adapter_list = self._client.adapters(self._run)
+        stored = {info.version: info.digest for info in adapter_list.versions} if adapter_list else {}
         for version, adapter in self._adapters.items():
-            if held is not None and stored.get(version, adapter_digest(adapter)) != adapter_digest(adapter):
-                raise run_taken(self._client.url, self._run, held.head)
-        head = held.head if held else None
+            if adapter_list is not None and stored.get(version, adapter_digest(adapter)) != adapter_digest(adapter):
+                raise run_taken(self._client.url, self._run, adapter_list.head)
+        head = adapter_list.head if adapter_list else None
         missing = sorted(version for version in self._adapters if head is None or version > head)
         for version in missing:
             self._client.push(self._run, version, head, self._model, self._adapters[version])

@@ -30,13 +30,13 @@ def reward_specs(
 
     `reward_options` may have it. `digests` of the rewards are as `reward:<name>`; those of the servers must equal them.
     """
-    options, known = config.reward_options, digests or {}
+    options, expected = config.reward_options, digests or {}
 
     def requested(spec: RewardSpec) -> RewardSpec:
         at = options.get(spec.name, {}).get(AT)
         if at is None or spec.name in hosted.rewards:
             return spec
-        return RewardSpec(name=spec.name, weight=spec.weight, at=at, digest=known.get(f"reward:{spec.name}"))
+        return RewardSpec(name=spec.name, weight=spec.weight, at=at, digest=expected.get(f"reward:{spec.name}"))
 
     return tuple(map(requested, rewards))
 
@@ -69,26 +69,26 @@ def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Se
     for spec in rewards:
         if spec.at is not None:
             _require_server(url, service.reward_hosts, spec.name, spec.at)
-    wanted = [spec.name for spec in rewards]
+    names = [spec.name for spec in rewards]
     missing = sorted({spec.name for spec in rewards if spec.at is None} - set(hosted.rewards))
     if missing:
         raise ProblemError(
             ProblemKind.REWARD_NOT_LOADED,
             f"the service at {url} does not score {', '.join(missing)}{did_you_mean(missing[0], hosted.rewards)}",
-            got=wanted,
+            got=names,
             expected=sorted(hosted.rewards),
             action=f"start the service with --rewards {' '.join(sorted({*hosted.rewards, *missing}))}",
         )
 
 
 def _require_server(url: str, allowed: Sequence[str], name: str, address: str) -> None:
-    fault = f"the service at {url} has not loaded {name}, and asks no reward servers of runs"
+    fault = f"the service at {url} has not loaded {name}, and does not call reward servers of runs"
     try:
         address = origin(address, f"address of reward {name!r}")
         if address in allowed:
             return
         if allowed:
-            fault = f"the service at {url} has not loaded {name}, and does not ask the reward server at {address}"
+            fault = f"the service at {url} has not loaded {name}, and does not call the reward server at {address}"
     except ValueError as error:
         fault = f"the service at {url} has not loaded {name}, and can ask no such server for it: {error}"
     raise ProblemError(
@@ -140,15 +140,15 @@ def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
     """
     theirs, ours = map(size_text, (hosted, backbone))
     if theirs != ours:
-        own = f"--height {backbone.height} --width {backbone.width}"
-        own += f" --frames {backbone.frames}" if backbone.frames > 1 else ""
+        options = f"--height {backbone.height} --width {backbone.width}"
+        options += f" --frames {backbone.frames}" if backbone.frames > 1 else ""
         raise MismatchError(
             "size",
             "the service makes images of another size: it would rank images that are never trained on",
             where="generate",
             got=theirs,
             expected=ours,
-            action=f"serve with {own}, or change the section generate",
+            action=f"serve with {options}, or change the section generate",
         )
 
 

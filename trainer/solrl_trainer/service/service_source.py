@@ -31,7 +31,7 @@ from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic, reward_specs
-from solrl_trainer.service.run_client import Requested, RunClient
+from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
 from solrl_trainer.service.wait_note import WaitNote
 from solrl_trainer.settings.config import RunConfig
 
@@ -64,11 +64,11 @@ def open_service_source(
         digests = loaded.digests
         check_size(served, loaded.backbone)
 
-        def requested(specs: Sequence[RewardSpec]) -> Requested:
+        def resolve_rewards(specs: Sequence[RewardSpec]) -> ResolvedRewards:
             made = reward_specs(specs, config, served, digests)
             return made, fingerprint(digests, [spec.name for spec in made])
 
-        check_hosted(served, requested(config.service_rewards(train.all))[0], digests)
+        check_hosted(served, resolve_rewards(config.service_rewards(train.all))[0], digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         note_arithmetic(served, arithmetic(loaded.backbone.device))
@@ -80,23 +80,23 @@ def open_service_source(
         supply = None
         if world.rank == 0:
             supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag, on_wait=on_wait)
-        asked = RunClient(
+        requests = RunRequests(
             config,
             client,
-            requested=requested,
+            resolve_rewards=resolve_rewards,
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
             model=loaded.backbone,
         )
-        source = ServiceSource(config, asked, device, supply)
+        source = ServiceSource(config, requests, device, supply)
         yield source
         source.wait_for_push()
 
 
 def common_precision(served: ModelInfo, device: torch.device) -> Precision:
     """The fastest precision that a service and this device support natively; BF16 if there is none."""
-    native = [one.precision for one in served.precisions if one.numerics == "native"]
-    return next((one for one in PRECISIONS if one in native and probe(one, device).numerics == "native"), "bf16")
+    native = [info.precision for info in served.precisions if info.numerics == "native"]
+    return next((name for name in PRECISIONS if name in native and probe(name, device).numerics == "native"), "bf16")
 
 
 def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
@@ -114,16 +114,16 @@ def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class _Prefetch:
     """An exploration that has begun.
 
     Attributes:
-        own: prompts that this device explores.
+        prompts: the first of the rank, which this device explores.
         arrived: what the service has sent, to the summary, or its error.
-        groups: of this device, once it has explored `own`.
+        groups: of this device, once it has explored `prompts`.
     """
 
-    own: Sequence[PromptItem]
+    prompts: Sequence[PromptItem]
     arrived: SimpleQueue[Arrived | BaseException] = field(default_factory=SimpleQueue)
     groups: list[CandidateGroup] = field(default_factory=list)
 
@@ -143,14 +143,14 @@ class ServiceSource:
     """
 
     def __init__(
-        self, config: RunConfig, client: RunClient, device: DeviceSource, supply: AdapterSupply | None = None
+        self, config: RunConfig, client: RunRequests, device: DeviceSource, supply: AdapterSupply | None = None
     ) -> None:
         """`supply` is only on rank 0."""
         self.client, self.device = client, device
         self._config, self._supply = config, supply
         self._waiting = WaitNote(config)
         self.wait_for_push: Pending[object] = lambda: None
-        self._ahead: dict[int, _Ahead] = {}
+        self._prefetched: dict[int, _Prefetch] = {}
         self._begun = 0
         """The first iteration that has not begun."""
 
@@ -187,8 +187,8 @@ class ServiceSource:
         for iteration in range(max(version, self._begun), min(version + self._config.lag + 1, self._config.iterations)):
             prompts = self.device.own_prompts(iteration)
             here = len(prompts) - max(1, round(len(prompts) * self._config.explore.share))
-            ahead = self._ahead[iteration] = _Ahead(prompts[:here])
-            ask = partial(self._ask, iteration, prompts[here:], self.wait_for_push, ahead.arrived)
+            prefetch = self._prefetched[iteration] = _Prefetch(prompts[:here])
+            ask = partial(self._ask, iteration, prompts[here:], self.wait_for_push, prefetch.arrived)
             # A daemon thread, so that a failed run does not wait for candidates.
             Thread(target=ask, name="solrl-explore", daemon=True).start()
             self._begun = iteration + 1
@@ -199,28 +199,28 @@ class ServiceSource:
 
     def _explore_here(self, version: int) -> None:
         """Explore what is left of this device's share of all prompts that are explored under `version`, as merged."""
-        for iteration, ahead in self._ahead.items():
-            if self._version(iteration) == version and len(ahead.groups) < len(ahead.own):
-                self.device.models.encoders.encode([prompt.text for prompt in ahead.own], self._config.guidance)
-                ahead.groups.extend(self.device.groups(ahead.own, iteration))
+        for iteration, prefetch in self._prefetched.items():
+            if self._version(iteration) == version and len(prefetch.groups) < len(prefetch.prompts):
+                self.device.models.encoders.encode([prompt.text for prompt in prefetch.prompts], self._config.guidance)
+                prefetch.groups.extend(self.device.groups(prefetch.prompts, iteration))
 
     def explore(self, iteration: int) -> Exploration:
         """The exploration of an iteration, which `_prefetch` has begun; this device then explores what it has to."""
         return Exploration(self._arrivals(iteration))
 
     def _arrivals(self, iteration: int) -> Iterator[Arrived]:
-        ahead, began = self._ahead[iteration], time.perf_counter()
+        prefetch, began = self._prefetched[iteration], time.perf_counter()
         self._explore_here(iteration)
         seconds = time.perf_counter() - began
-        del self._ahead[iteration]
-        yield from ahead.groups
+        del self._prefetched[iteration]
+        yield from prefetch.groups
         while True:
             with self._waiting.timed():
-                arrived = ahead.arrived.get()
+                arrived = prefetch.arrived.get()
             if isinstance(arrived, BaseException):
                 raise arrived
             if isinstance(arrived, ExplorationSummary) and self._config.explores_here:
-                arrived = arrived.with_groups(ahead.groups, seconds)
+                arrived = arrived.with_groups(prefetch.groups, seconds)
             yield arrived
 
     def _ask(
@@ -272,7 +272,7 @@ class ServiceSource:
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
     ) -> tuple[torch.Tensor, float]:
-        """Images of candidates explored for an iteration under `version`; as `RunClient.images_of`."""
+        """Images of candidates explored for an iteration under `version`; as `RunRequests.images_of`."""
         self.wait_for_push()
         return self.client.images_of(prompts, seeds, version, iteration)
 

@@ -29,7 +29,7 @@ def wait_text(config: RunConfig, share: float) -> str:
     alone += ["explore.share=1"] if config.explore.share < 1 else []
     return (
         f"this run waited {100 * share:.0f} % of its time for {config.service_url}: {', '.join(changes)}, give the "
-        f"service more GPUs, or do without it by {' '.join(alone)} (`solrl-train layout` compares)"
+        f"service more GPUs, or drop it: --set {' '.join(alone)} (`solrl-train layout` compares)"
     )
 
 

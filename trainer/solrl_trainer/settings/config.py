@@ -1,14 +1,11 @@
 """Settings of a run, validated when read. Defaults are Sol-RL's released settings; presets adapt them to a model."""
 
-import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -19,7 +16,6 @@ from pydantic import (
 )
 from solrl_client.addresses import check_rollout_url
 from solrl_core.devices import DeviceName
-from solrl_core.model_options import ImageSize
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, StochasticSteps
@@ -27,162 +23,16 @@ from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, S
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.algorithms.section import Positive, Section, Steps
+from solrl_trainer.algorithms.section import Positive, Section
 from solrl_trainer.algorithms.training_data import TrainingData
-from solrl_trainer.prompts.prompt_rewards import asked_rewards, weights_of_run
+from solrl_trainer.prompts.prompt_rewards import rewards_to_score, run_weights
 from solrl_trainer.prompts.prompt_source import PromptSource
-from solrl_trainer.settings.removed import without_removed
-from solrl_trainer.settings.rollout_sections import Explore, Regenerate
+from solrl_trainer.settings.evaluate_section import EvaluateSettings, Names
+from solrl_trainer.settings.removed import remaining, without_removed
+from solrl_trainer.settings.rollout_sections import Explore, GenerateSettings, Regenerate
+from solrl_trainer.settings.training_sections import Lora, Optimizer, PolicySettings
 
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-"""Several names, or a single one."""
 _GIVE_URL = "--set rollout_url=http://HOST:8100"
-
-
-class Lora(Section):
-    """Shape of the adapter, which has Gaussian initialisation."""
-
-    rank: Positive = 32
-    """Rank of each layer's update."""
-    alpha: Annotated[float, Field(gt=0)] = 64.0
-    """Each layer's update is scaled by alpha / rank."""
-    targets: str | None = None
-    """Regular expression of the whole dotted names of layers to adapt, as PEFT's target_modules, among the layers that
-    the family adapts; null: all of these."""
-
-    @field_validator("targets")
-    @classmethod
-    def _is_an_expression(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except re.error as error:
-            raise ValueError(f"{value!r} is no regular expression: {error}; expected one") from error
-        return value
-
-
-class Optimizer(Section):
-    """AdamW, and the size of its steps."""
-
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    """Learning rate, after warm-up and before decay."""
-    warmup_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iterations over which the learning rate rises linearly, by (i + 1) / warmup_iterations in iteration i."""
-    cosine_iterations: Positive | Literal["all"] | None = None
-    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: the run's;
-    null: it is constant."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of AdamW's two moments."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    """AdamW's weight decay."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to AdamW's denominator."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients are scaled down to this norm, over all LoRA weights."""
-    updates: Positive = 1
-    """Optimiser steps per epoch."""
-    epochs: Positive = 1
-    """Passes over an iteration's samples. Each has timesteps, noise and order of its own, and `updates` steps."""
-    batch: Positive = 16
-    """Samples per backward pass."""
-    activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Transformer blocks with activation checkpointing: the backward pass recomputes their activations instead of
-    storing them, which is slower. true for all, false for none, or a number. auto: the fewest that let training fit
-    in the GPU; none on a CPU."""
-    shard_base: bool | Literal["auto"] = "auto"
-    """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
-    encoders: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
-    iteration. auto: there if the run would else not fit, or need activation checkpointing in more blocks."""
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps per iteration."""
-        return self.updates * self.epochs
-
-    def rate(self, iteration: int) -> float:
-        """Learning rate of an iteration, from 0."""
-        warmup, end = self.warmup_iterations, self.cosine_iterations
-        assert end != "all", "a run's settings have the number"
-        if iteration < warmup:
-            return self.learning_rate * (iteration + 1) / warmup
-        if end is None:
-            return self.learning_rate
-        return self.learning_rate * (1 + math.cos(math.pi * (iteration - warmup) / (end - warmup))) / 2
-
-
-class PolicySettings(Section):
-    """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
-
-    decay_rate: Annotated[float, Field(ge=0)] = 0.001
-    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with d = min(decay_rate · max(s −
-    decay_flat, 0), decay_max), where s counts from 1; see counter."""
-    decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
-    decay_flat: Annotated[int, Field(ge=0)] = 0
-    """d remains 0 up to this s."""
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
-    counter: Literal["iterations", "updates"] = "iterations"
-    """What s counts, and after what the evaluation weights are averaged. updates: optimiser steps, as in Sol-RL's
-    released code."""
-
-
-class GenerateSettings(Section):
-    """Size of every image or clip of a run."""
-
-    height: Positive | None = None
-    """Height of every image in pixels; null: the model's own. The service is started with the same, `serve
-    --height`."""
-    width: Positive | None = None
-    """Width of every image in pixels; null: the model's own."""
-    frames: Positive | None = None
-    """Frames of every clip, for a model that makes clips; null: the model's own."""
-
-    @property
-    def size(self) -> ImageSize:
-        """All of it."""
-        return ImageSize(self.height, self.width, self.frames)
-
-
-class EvaluateSettings(Section):
-    """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
-
-    prompts: Positive = 128
-    """Held-out prompts; of a larger set, a sample by a digest of their text, with each value of a tag in proportion."""
-    seeds: Positive = 4
-    """Images per prompt."""
-    steps: Steps = 40
-    """Solver steps of an image."""
-    every: Annotated[int, Field(ge=0)] = 10
-    """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
-    curve_seeds: Positive = 1
-    """Images per prompt of the held-out curve, the first of `seeds`."""
-    curve_prompts: Positive | None = None
-    """Prompts of the held-out curve, the first of `prompts`; null: all."""
-    rewards: Names = ()
-    """Rewards that are only evaluated."""
-    stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
-    lies below its best version's mean. The run exports its best checkpoint, also if it trains to its last iteration.
-    Judged at evaluations along the run. null: never; the last checkpoint is exported."""
-    guards: Names = ()
-    """Rewards, of `rewards` here or the run's, that end the run when the 95 % interval of a change from the base lies
-    below 0 at an evaluation along the run. The run exports the best checkpoint before."""
-    fidelity_prompts: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts, sampled likewise, to compare scores of exploration and of regeneration over all
-    candidates."""
-    fidelity_every: Annotated[int, Field(ge=0)] = 10
-    """Iterations between these measurements of rank fidelity; 0: only before the run."""
-    fidelity_wanted: Annotated[float, Field(ge=-1, le=1)] = 0.75
-    """Spearman of rank fidelity below which a note names what to do. The miniatures' lowest is 0.78 with Euler; the
-    paper has 0.90 to 0.94 for its large models."""
-    fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: it
-    never does."""
-
-    def is_due(self, version: int) -> bool:
-        """Whether a version is evaluated along the run."""
-        return self.every > 0 and version > 0 and version % self.every == 0
 
 
 OF_A_MACHINE = (
@@ -299,14 +149,14 @@ class RunConfig(Section):
     @property
     def curve_seeds(self) -> int:
         """Images per prompt of the held-out curve; all if nothing is evaluated along the run."""
-        judge = self.evaluate
-        return min(judge.curve_seeds, judge.seeds) if self._has_curve else judge.seeds
+        seeds = self.evaluate.seeds
+        return min(self.evaluate.curve_seeds, seeds) if self._has_curve else seeds
 
     @property
     def curve_prompts(self) -> int:
         """Prompts of the held-out curve; all if nothing is evaluated along the run."""
-        judge = self.evaluate
-        return min(judge.curve_prompts or judge.prompts, judge.prompts) if self._has_curve else judge.prompts
+        prompts = self.evaluate.prompts
+        return min(self.evaluate.curve_prompts or prompts, prompts) if self._has_curve else prompts
 
     @property
     def _has_curve(self) -> bool:
@@ -337,7 +187,7 @@ class RunConfig(Section):
     @property
     def weights(self) -> dict[str, float]:
         """Trained reward → its weight in the score."""
-        return weights_of_run(self.rewards)
+        return run_weights(self.rewards)
 
     @property
     def shown_weights(self) -> dict[str, float]:
@@ -351,9 +201,9 @@ class RunConfig(Section):
 
     def service_rewards(self, prompts: Iterable[PromptItem] = ()) -> tuple[RewardSpec, ...]:
         """Rewards that the service scores: those with a weight, also for a prompt."""
-        own = {name for prompt in prompts for name in asked_rewards(prompt, self.weights)}
+        named = {name for prompt in prompts for name in rewards_to_score(prompt, self.weights)}
         return tuple(
-            RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight or name in own
+            RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight or name in named
         )
 
     @property
@@ -404,9 +254,9 @@ class RunConfig(Section):
 
     @field_validator("explore")
     @classmethod
-    def _follows_the_url(cls, value: Explore, given: ValidationInfo) -> Explore:
+    def _follows_the_url(cls, value: Explore, info: ValidationInfo) -> Explore:
         """The settings with the lag that null means."""
-        served = given.data.get("rollout_url") is not None
+        served = info.data.get("rollout_url") is not None
         lag = int(served) if value.lag is None else value.lag
         if lag and not served:
             raise ValueError(
@@ -421,9 +271,9 @@ class RunConfig(Section):
 
     @field_validator("regenerate")
     @classmethod
-    def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
-        served = given.data.get("rollout_url") is not None
-        explore = given.data.get("explore")  # missing if it is invalid itself
+    def _suits_exploration(cls, value: Regenerate, info: ValidationInfo) -> Regenerate:
+        served = info.data.get("rollout_url") is not None
+        explore = info.data.get("explore")  # missing if it is invalid itself
         if value.at != "none" and explore is not None and explore.source != "model":
             raise ValueError(
                 f"explore.source={explore.source} trains on stored images, which cannot be generated again; expected "
@@ -449,8 +299,8 @@ class RunConfig(Section):
 
     @field_validator("optimizer")
     @classmethod
-    def _decays_after_the_run(cls, value: Optimizer, given: ValidationInfo) -> Optimizer:
-        end, iterations = value.cosine_iterations, given.data.get("iterations", 1)
+    def _decays_after_the_run(cls, value: Optimizer, info: ValidationInfo) -> Optimizer:
+        end, iterations = value.cosine_iterations, info.data.get("iterations", 1)
         if end == "all":
             end = max(iterations, value.warmup_iterations + 1)
             value = value.model_copy(update={"cosine_iterations": end})
@@ -470,14 +320,14 @@ class RunConfig(Section):
         if not isinstance(value, Mapping) or not value:
             raise ValueError("expected a prompt set, or several with their shares, such as {mine: 0.7, shapes: 0.3}")
         sources = {}
-        for name, one in value.items():
+        for name, source in value.items():
             try:
-                given = one if isinstance(one, Mapping | PromptSource) else {"share": one}
-                sources[name] = PromptSource.model_validate(given)
+                fields = source if isinstance(source, Mapping | PromptSource) else {"share": source}
+                sources[name] = PromptSource.model_validate(fields)
             except ValidationError as error:
                 first = error.errors()[0]
-                field, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-                raise ValueError(f"{field} of {name} is {first['input']!r}; {said}") from error
+                field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+                raise ValueError(f"{field} of {name} is {first['input']!r}; {message}") from error
         return sources
 
     @field_validator("rewards", mode="before")
@@ -494,7 +344,9 @@ class RunConfig(Section):
     def _validate_as_its_algorithms(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
+        settings = ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings
+        known = {f"algorithm.{name}" for name in settings.model_fields}
+        return settings.model_validate(remaining("algorithm", value, known))
 
     @property
     def bindings(self) -> tuple[ModelBinding, ...]:
@@ -535,9 +387,9 @@ class RunConfig(Section):
     def _trains_on_what_is_stored(self) -> Self:
         source, name = self.explore.source, self.algorithm.name
         if ALGORITHMS.find(name).compares == (source == "images"):
-            wanted = "source=images has one image per prompt" if source == "images" else f"{name} compares no samples"
+            reason = "source=images has one image per prompt" if source == "images" else f"{name} compares no samples"
             raise ValueError(
-                f"explore.source is {source} with algorithm.name={name}, but {wanted}; expected algorithm.name=sft and "
+                f"explore.source is {source} with algorithm.name={name}, but {reason}; expected algorithm.name=sft and "
                 "explore.source=images, or neither"
             )
         if source != "model" and (self.training_data.recorded or self.algorithm.aggregation != "sum"):

@@ -216,31 +216,31 @@ def _given(
 
 
 def _compose(layers: Sequence[Layer]) -> Resolved:
-    known = {*_FIELDS, *_algorithm_fields(layers)}
+    names = {*_FIELDS, *_algorithm_fields(layers)}
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
         for key, value in layer.items():
-            if advice := removal(key, value):
+            if advice := removal(key, value, names):
                 raise ConfigError(f"got {key}={value} from {source}, which is gone: {advice}")
-            if key in REMOVED:
-                continue
-            if key not in known:
-                raise _unknown(key, known, source)
+            if key not in names:
+                if key in REMOVED:
+                    continue
+                raise _unknown(key, names, source)
             values[key], sources[key] = value, source
     if "output" not in values:
         values["output"], sources["output"] = f"runs/{values['run']}", "run"
     try:
         config = RunConfig.model_validate(_nest(values))
     except ValidationError as error:
-        raise refused(error, sources) from error
+        raise config_error(error, sources) from error
     if sources["run"] == "preset":
         run = _default_run(config)
         output = Path("runs", run) if sources["output"] == "run" else config.output
         config = config.model_copy(update={"run": run, "output": output})
     if values.get("explore.lag") is None:
         sources["explore.lag"] = "rollout_url"
-    return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
+    return Resolved(config, {key: sources.get(key, "default") for key in sorted(names)})
 
 
 def _default_run(config: RunConfig) -> str:
@@ -250,11 +250,11 @@ def _default_run(config: RunConfig) -> str:
     return re.sub(r"[^a-z0-9._-]", "-", name)[:64].rstrip("._-")
 
 
-def _unknown(key: str, known: Collection[str], source: str) -> ConfigError:
-    if section := sorted(name for name in known if name.startswith(f"{key}.")):
+def _unknown(key: str, names: Collection[str], source: str) -> ConfigError:
+    if section := sorted(name for name in names if name.startswith(f"{key}.")):
         return ConfigError(f"got setting {key!r} from {source}, which is a section; expected one of {section}")
     owners = _algorithms_with(key.removeprefix("algorithm.")) if key.startswith("algorithm.") else []
-    hint = f" with this algorithm.name, only with {' and '.join(owners)}" if owners else did_you_mean(key, known)
+    hint = f" with this algorithm.name, only with {' and '.join(owners)}" if owners else did_you_mean(key, names)
     return ConfigError(
         f"got setting {key!r} from {source}, which does not exist{hint}; "
         "`solrl-train run --dry-run` prints all settings"
@@ -297,19 +297,19 @@ def read_settings_file(path: Path) -> SettingsFile:
         raise ConfigError(f"{path} cannot be used: {error}") from error
     if not isinstance(parsed.value, dict | None):
         raise ConfigError(f"{path} contains a {type(parsed.value).__name__}; expected a mapping of settings")
-    found = SettingsFile(parsed.value or {})
-    found.lines = parsed.lines
-    return found
+    settings = SettingsFile(parsed.value or {})
+    settings.lines = parsed.lines
+    return settings
 
 
-def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
+def config_error(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
     """ConfigError for the first validation error, with the setting's source; `sources` maps dotted key → layer."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     # The location may be inside a setting (an item of a list), or a whole section.
-    given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
-    given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
-    source = ", ".join(dict.fromkeys(given)) or "defaults"
+    layers = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
+    layers = layers or [source for name, source in sources.items() if name.startswith(f"{key}.")]
+    source = ", ".join(dict.fromkeys(layers)) or "defaults"
     # A rollout URL may be refused for the password in it. A fault between the settings of a section names those.
     between = first["type"] == "value_error" and isinstance(first["input"], Mapping)
     got = "" if key == "rollout_url" or between else f"got {_shown(first['input'])}; "

@@ -1,14 +1,31 @@
-"""Sections of a run's settings: how candidates are explored, and the selected ones regenerated."""
+"""Sections of a run's settings: size of images, how candidates are explored, and the selected ones regenerated."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
+from solrl_core.model_options import ImageSize
 from solrl_proto.rollouts import AdapterUse, DecoderPrecision, FittedSolver, ModelBinding, Prune, RequestedPrecision
 
 from solrl_trainer.algorithms.section import Positive, Section, Steps
 
-SelectionMode = Literal["best_worst", "random"]
 ExplorationSampler = Literal["ode", "training"]
+
+
+class GenerateSettings(Section):
+    """Size of every image or clip of a run."""
+
+    height: Positive | None = None
+    """Height of every image in pixels; null: the model's own. The service is started with the same, `serve
+    --height`."""
+    width: Positive | None = None
+    """Width of every image in pixels; null: the model's own."""
+    frames: Positive | None = None
+    """Frames of every clip, for a model that makes clips; null: the model's own."""
+
+    @property
+    def size(self) -> ImageSize:
+        """All of it."""
+        return ImageSize(self.height, self.width, self.frames)
 
 
 class Explore(Section):
@@ -23,9 +40,7 @@ class Explore(Section):
     candidates: Annotated[int, Field(ge=2)] = 96
     """Candidates per prompt."""
     keep: Annotated[int, Field(ge=2)] = 24
-    """Number of candidates to select from a group."""
-    selection: SelectionMode = "best_worst"
-    """best_worst: the best and the worst, half of each. random: drawn at random."""
+    """Number of candidates to select from a group: the best and the worst, half of each."""
     steps: Steps = 6
     """Solver steps of a candidate."""
     precision: RequestedPrecision = "auto"
@@ -69,14 +84,11 @@ class Explore(Section):
                 f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "
                 f"explore.steps={len(self.fitted.sigmas)}, or explore.fitted=null for the run's solver"
             )
-        if self.prune is not None:
-            if self.selection != "best_worst":
-                raise ValueError(f"prune keeps the best and worst; selection {self.selection} needs all candidates")
-            if self.prune.keep < self.keep or self.prune.after >= self.steps:
-                raise ValueError(
-                    f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
-                    f"expected fewer than {self.steps} steps, and at least the {self.keep} that are selected"
-                )
+        if self.prune is not None and (self.prune.keep < self.keep or self.prune.after >= self.steps):
+            raise ValueError(
+                f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
+                f"expected fewer than {self.steps} steps, and at least the {self.keep} that are selected"
+            )
         return self
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.defaults import FIRST_SETTINGS
 from solrl_trainer.settings.presets import Resolved
 from solrl_trainer.settings.yaml_text import dump_yaml
 
@@ -21,12 +22,13 @@ def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> 
 
 
 def sourced_yaml(resolved: Resolved) -> Iterator[str]:
-    """All settings under dotted keys, each with its source as a comment.
+    """All settings under dotted keys, each with its source as a comment; `FIRST_SETTINGS` before the others.
 
     A setting that follows from another is itself a comment, since it would not follow any more.
     """
     values = resolved.config.model_dump(mode="json")
-    for key, source in resolved.sources.items():
+    for key in dict.fromkeys((*FIRST_SETTINGS, *resolved.sources)):
+        source = resolved.sources[key]
         section, _, name = key.partition(".")
         value = dump_yaml(values[section][name] if name else values[section], flow=True).strip()
         yield f"{'# ' if _FOLLOWING.get(key) == source else ''}{key}: {value.removesuffix('...').strip()}  # {source}"

@@ -25,15 +25,15 @@ def warn_of_tokens(resolved: Resolved) -> None:
 
 def warn_of_reward_tokens(options: Mapping[str, Mapping[str, Any]], source: str) -> None:
     """The same for tokens of rewards alone: their options by name, and the source of these options."""
-    for given in options.values():
+    for loader in options.values():
         for option, variable in (("at", "SOLRL_REWARD_TOKEN"), ("endpoint", "SOLRL_JUDGE_TOKEN")):
-            if option in given:
-                _warn(variable, str(given[option]), "reward_options", source)
+            if option in loader:
+                _warn(variable, str(loader[option]), "reward_options", source)
 
 
 def _warn(variable: str, address: str, key: str, source: str) -> None:
-    held = os.environ.get(variable) or os.environ.get(f"{variable}_PATH")
-    if held and source not in _OF_THE_USER and not _stays_here(address):
+    token = os.environ.get(variable) or os.environ.get(f"{variable}_PATH")
+    if token and source not in _OF_THE_USER and not _stays_here(address):
         logger.warning(
             f"the token in {variable} goes to {address}, by {key} in {source}; if that file is somebody else's, "
             f"stop, and unset {variable} or give an address of your own with --set"

@@ -119,11 +119,11 @@ class _Reader:
             while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
                 items.append(self._value(event, f"{prefix}{len(items)}.", depth + 1))
             return items
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         while not isinstance(key := next(self._events), yaml.MappingEndEvent):
             name = self._name(key, prefix)
-            found[key.value] = self._value(next(self._events), f"{name}.", depth + 1)
-        return found
+            mapping[key.value] = self._value(next(self._events), f"{name}.", depth + 1)
+        return mapping
 
     def _name(self, key: Any, prefix: str) -> str:
         """The dotted name of a key, which is a text whatever it looks like."""

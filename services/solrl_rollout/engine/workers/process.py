@@ -82,7 +82,7 @@ class ProcessConnection:
             )
         self._messages = Messages(ours)
 
-    def share(self, adapter: Adapter) -> str:
+    def publish(self, adapter: Adapter) -> str:
         """The path of the adapter's file for the process."""
         return f"/proc/{os.getpid()}/fd/{self._files.source(adapter).fileno()}"
 

@@ -161,7 +161,7 @@ class RayConnection:
         self._how = "the service ended it"
         self._placed = False
 
-    def share(self, adapter: Adapter) -> Any:
+    def publish(self, adapter: Adapter) -> Any:
         """The reference to the adapter's file."""
         try:
             return self._cluster.adapters.source(adapter)

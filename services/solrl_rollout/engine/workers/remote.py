@@ -39,7 +39,7 @@ _LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit"
 class Connection(Protocol):
     """A process that hosts a worker, and the messages to and from it."""
 
-    def share(self, adapter: Adapter) -> Any:
+    def publish(self, adapter: Adapter) -> Any:
         """Write an adapter where the process can read it, once; returns its source for `send`.
 
         Raises:
@@ -265,7 +265,7 @@ class RemoteWorker:
         """Send a chunk. A chunk that cannot be sent counts as not begun. A chunk whose adapter has no room fails."""
         adapter, id = chunk.job.adapter, next(self._ids)
         try:
-            source = self._connection.share(adapter.adapter) if adapter else None
+            source = self._connection.publish(adapter.adapter) if adapter else None
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
             queue.fail(chunk, _no_room(error.strerror or str(error)))

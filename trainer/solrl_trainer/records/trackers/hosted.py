@@ -86,8 +86,8 @@ class SwanLab(Hosted):
     package = "swanlab"
 
     def __init__(self, run: TrackedRun) -> None:
-        known = {"id": run.key, "resume": "allow"} if self.reopens() else {}
-        super().__init__(run, name=run.name, log_dir=str(run.folder / "swanlab"), mode=_swanlab_mode(), **known)
+        same_run = {"id": run.key, "resume": "allow"} if self.reopens() else {}
+        super().__init__(run, name=run.name, log_dir=str(run.folder / "swanlab"), mode=_swanlab_mode(), **same_run)
 
     @classmethod
     def reopens(cls) -> bool:

@@ -9,8 +9,8 @@ from solrl_core.registry import Registry
 from solrl_trainer.records.trackers.tracker import Tracker
 
 
-def _wrong(found: Any) -> str | None:
-    is_tracker = isinstance(found, type) and issubclass(found, Tracker)
+def _wrong(tracker: Any) -> str | None:
+    is_tracker = isinstance(tracker, type) and issubclass(tracker, Tracker)
     return None if is_tracker else f"a subclass of {Tracker.__module__}.Tracker"
 
 

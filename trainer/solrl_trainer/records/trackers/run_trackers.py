@@ -76,8 +76,8 @@ class Trackers:
         self._sheets.rewind(version)
         if not self._config.track:
             return
-        kept = read_json(self._path) if self._path.is_file() else {}
-        self._kept = {name: Kept(**one) for name, one in kept.items()}
+        runs = read_json(self._path) if self._path.is_file() else {}
+        self._kept = {name: Kept(**fields) for name, fields in runs.items()}
         self._lines, self._version = len(lines), max((_version(line) for line in lines), default=-1)
         for name in self._config.track:
             try:
@@ -86,38 +86,36 @@ class Trackers:
                 logger.warning(failed(name, error))
 
     def _opened(self, name: str, version: int, lines: Sequence[Mapping[str, Any]]) -> Tracker:
-        kind, kept = TRACKERS.find(name), self._kept.get(name)
-        goes_on = kept is not None and kind.reopens() and kept.is_within(version)
-        if kept is not None and not goes_on:
+        kind, run = TRACKERS.find(name), self._kept.get(name)
+        goes_on = run is not None and kind.reopens() and run.is_within(version)
+        if run is not None and not goes_on:
             logger.warning(
                 f"tracker {name}: a new run there gets all figures, since the former one cannot be continued"
             )
-        if kept is None or not goes_on:
-            kept = Kept(key=_new_key(), lines=0)
-        tracker = kind(
-            TrackedRun(self._config.run, kept.key, self._config.output, self._config.model_dump(mode="json"))
-        )
-        self._keep(name, Kept(key=kept.key))
-        for line in lines[kept.lines :]:
+        if run is None or not goes_on:
+            run = Kept(key=_new_key(), lines=0)
+        tracker = kind(TrackedRun(self._config.run, run.key, self._config.output, self._config.model_dump(mode="json")))
+        self._keep(name, Kept(key=run.key))
+        for line in lines[run.lines :]:
             tracker.figures(_version(line), figures(line))
-            if line["event"] == "evaluation" and (shown := self._sheets.of(_version(line))) is not None:
-                tracker.images(_version(line), *shown)
+            if line["event"] == "evaluation" and (sheet := self._sheets.of(_version(line))) is not None:
+                tracker.images(_version(line), *sheet)
         return tracker
 
     def _keep(self, name: str, kept: Kept) -> None:
         self._kept[name] = kept
-        replace_file(self._path, json.dumps({name: one.model_dump() for name, one in self._kept.items()}))
+        replace_file(self._path, json.dumps({name: run.model_dump() for name, run in self._kept.items()}))
 
     def line(self, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
-        found, version = figures(line), _version(line)
+        numbers, version = figures(line), _version(line)
         self._lines, self._version = self._lines + 1, max(self._version, version)
-        self._each(lambda tracker: tracker.figures(version, found))
+        self._each(lambda tracker: tracker.figures(version, numbers))
 
     def result(self, version: int, rewards: Mapping[str, Any]) -> None:
         """The run ended with these held-out gains, which result.json has."""
-        found = figures({"event": "result", "rewards": rewards})
-        self._each(lambda tracker: tracker.figures(version, found))
+        numbers = figures({"event": "result", "rewards": rewards})
+        self._each(lambda tracker: tracker.figures(version, numbers))
 
     def samples(self, version: int, prompts: Sequence[str], images: torch.Tensor) -> None:
         """Images or clips, in [0, 1], of the held-out prompts under a version; the first are shown, and kept."""
@@ -171,25 +169,25 @@ def open_trackers(config: RunConfig) -> Iterator[Trackers]:
 
 def failed(name: str, error: BaseException) -> str:
     """The line about a tracker that failed."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"tracker {name} gets no more of this run: {said}; metrics.jsonl has all figures"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"tracker {name} gets no more of this run: {reason}; metrics.jsonl has all figures"
 
 
 def figures(line: Mapping[str, Any]) -> dict[str, float]:
     """Numbers of a line of metrics.jsonl, by `event/key`, and `event/key/name` within a mapping."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
 
     def add(name: str, value: Any) -> None:
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 add(f"{name}/{key}", inner)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = value
+            numbers[name] = value
 
     for key, value in line.items():
         if key not in _NOT_FIGURES:
             add(f"{line['event']}/{key}", value)
-    return found
+    return numbers
 
 
 def contact_sheet(images: torch.Tensor) -> Image.Image:

@@ -16,7 +16,7 @@ SHOWN_EACH = 3
 
 
 @dataclass(frozen=True)
-class Pair:
+class ImageComparison:
     """A selected seed, with the rewards of its explored image and of its BF16 image."""
 
     prompt: str
@@ -27,7 +27,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class CandidatePairs:
+class ImageComparisons:
     """Selected candidates with both of their images.
 
     Attributes:
@@ -36,17 +36,17 @@ class CandidatePairs:
         seconds: time that the exploring device spent on the explored images.
     """
 
-    pairs: list[Pair]
+    pairs: list[ImageComparison]
     explored: torch.Tensor
     regenerated: torch.Tensor
     seconds: float
 
-    def outermost(self, prompts: int) -> "CandidatePairs":
+    def best_and_worst(self, prompts: int) -> "ImageComparisons":
         """The best and the worst pair of each of the first `prompts` prompts."""
         starts = [i for i, pair in enumerate(self.pairs) if pair.place == "best" and self._begins(i)]
         ends = [*(start - 1 for start in starts[1:]), len(self.pairs) - 1]
         chosen = [i for bounds in list(zip(starts, ends, strict=True))[:prompts] for i in bounds]
-        return CandidatePairs([self.pairs[i] for i in chosen], self.explored[chosen], self.regenerated[chosen], 0.0)
+        return ImageComparisons([self.pairs[i] for i in chosen], self.explored[chosen], self.regenerated[chosen], 0.0)
 
     def _begins(self, i: int) -> bool:
         """Whether a prompt's pairs begin at `i`: the best come first, and the worst last."""
@@ -58,7 +58,7 @@ ImagesOf = Callable[[Sequence[PromptItem], Sequence[Sequence[int]], int, int], t
 in the order of the prompts, and the seconds that the exploring device spent on them."""
 
 
-def candidate_pairs(samples: IterationSamples, images_of: ImagesOf, *, prompts: int, each: int) -> CandidatePairs:
+def compare_images(samples: IterationSamples, images_of: ImagesOf, *, prompts: int, each: int) -> ImageComparisons:
     """Pair the `each` best and worst samples of the first `prompts` groups with their explored images.
 
     Raises:
@@ -73,9 +73,9 @@ def candidate_pairs(samples: IterationSamples, images_of: ImagesOf, *, prompts: 
         samples.exploration.version,
         samples.exploration.iteration,
     )
-    return CandidatePairs(
+    return ImageComparisons(
         pairs=[
-            Pair(
+            ImageComparison(
                 prompt=group.prompt.text,
                 seed=group.seeds[i],
                 place="worst" if i < 0 else "best",

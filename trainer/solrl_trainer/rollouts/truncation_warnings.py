@@ -36,9 +36,9 @@ def _warn(kind: str, prompts: Sequence[PromptItem], unread: Sequence[int], reade
     """Warn of prompts with so many unread tokens each."""
     if cut := [(count, prompt.text) for count, prompt in zip(unread, prompts, strict=True) if count]:
         named = ((count, value_text(text, _SHOWN_CHARACTERS)) for count, text in cut[:_SHOWN])
-        shown = "; ".join(f"{text!r} ({count} tokens)" for count, text in named)
+        examples = "; ".join(f"{text!r} ({count} tokens)" for count, text in named)
         more = f"; and {len(cut) - _SHOWN} more" if len(cut) > _SHOWN else ""
         logger.warning(
             f"{len(cut)} of {len(prompts)} {kind} prompts are longer than {reader} reads; prompts that "
-            f"differ only after that give {same}: {shown}{more}"
+            f"differ only after that give {same}: {examples}{more}"
         )

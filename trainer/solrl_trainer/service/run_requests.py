@@ -24,22 +24,22 @@ from solrl_proto.rollouts import (
     RolloutTimings,
 )
 
-from solrl_trainer.prompts.prompt_rewards import asked_rewards, own_rewards, rows_alike
+from solrl_trainer.prompts.prompt_rewards import group_indices, prompt_overrides, rewards_to_score
 from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.settings.config import RunConfig
 
-Requested = tuple[tuple[RewardSpec, ...], str | None]
+ResolvedRewards = tuple[tuple[RewardSpec, ...], str | None]
 """Rewards as a request names them, and the fingerprint that its answer must have; None to accept any."""
 
 
 @dataclass(frozen=True)
-class RunClient:
+class RunRequests:
     """Asks a service for candidates of a run, always under an exact adapter version.
 
     Attributes:
         config: the run's settings.
         client: client of the service.
-        requested: how a request names rewards; by default as for a service that has loaded them.
+        resolve_rewards: how a request names rewards; by default as for a service that has loaded them.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
         model: this device's, whose size the service's images must have; only `images_of` needs it.
@@ -47,7 +47,7 @@ class RunClient:
 
     config: RunConfig
     client: RolloutClient
-    requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
+    resolve_rewards: Callable[[Sequence[RewardSpec]], ResolvedRewards] = lambda specs: (tuple(specs), None)
     numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
     model: Backbone | None = None
@@ -98,16 +98,16 @@ class RunClient:
         """
         assert self.model is not None
         plan, kind = self._unpruned(iteration, decoder_precision=None), "png"
-        asked: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
+        requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.model.frames > 1:  # of which an answer has room for few
             each, kind = zip(prompts, seeds, strict=True), "webp"
-            asked = [([prompt], [own[i : i + 2]]) for prompt, own in each for i in range(0, len(own), 2)]
-        answers = [self._answer(own, version, {"seeds": which}, plan, images=kind) for own, which in asked]
+            requests = [([prompt], [of[i : i + 2]]) for prompt, of in each for i in range(0, len(of), 2)]
+        answers = [self._answer(part, version, {"seeds": of}, plan, images=kind) for part, of in requests]
         groups = [group for answer in answers for group in answer.groups]
         size = self.model.height, self.model.width, self.model.frames
         images = torch.cat([for_showing(image[None]) for group in groups for image in self._images(group, size)])
         spent = [answer.seconds for answer in answers]
-        return images, sum(one.switch + one.generate + one.reward for one in spent)
+        return images, sum(timing.switch + timing.generate + timing.reward for timing in spent)
 
     def _images(self, group: RolloutGroup, size: tuple[int, int, int]) -> Iterator[torch.Tensor]:
         files, name = group.images or (), f"group {group.prompt_id!r}: images"
@@ -124,12 +124,12 @@ class RunClient:
         """The plan of an iteration without pruning and without these other settings."""
         return exploration_plan(self.config, iteration).model_copy(update={"prune": None, **others})
 
-    def _rewards_of(self, prompt: PromptItem) -> Requested:
+    def _rewards_of(self, prompt: PromptItem) -> ResolvedRewards:
         rewards = self.config.trained
-        if (own := own_rewards(prompt)) is not None:
-            asked = asked_rewards(prompt, [spec.name for spec in rewards])
-            rewards = tuple(RewardSpec(name=name, weight=own[name]) for name in asked)
-        return self.requested(rewards)
+        if (overrides := prompt_overrides(prompt)) is not None:
+            names = rewards_to_score(prompt, [spec.name for spec in rewards])
+            rewards = tuple(RewardSpec(name=name, weight=overrides[name]) for name in names)
+        return self.resolve_rewards(rewards)
 
     def _answer(
         self,
@@ -142,7 +142,7 @@ class RunClient:
     ) -> RolloutAnswer:
         """The answer of one request, or of one for each set of rewards, joined."""
         answers, placed = list[RolloutAnswer](), list[tuple[int, RolloutGroup]]()
-        for (rewards, expected), rows in rows_alike(map(self._rewards_of, prompts)):
+        for (rewards, expected), rows in group_indices(map(self._rewards_of, prompts)):
             seeds = {"seeds": [candidates["seeds"][row] for row in rows]} if "seeds" in candidates else {}
             request = rollout_request(
                 model=self.config.model_name,

@@ -1,0 +1,48 @@
+"""Section of a run's settings: evaluation."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from solrl_trainer.algorithms.section import Positive, Section, Steps
+
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""Several names, or a single one."""
+
+
+class EvaluateSettings(Section):
+    """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
+
+    prompts: Positive = 128
+    """Held-out prompts; of a larger set, a sample by a digest of their text, with each value of a tag in proportion."""
+    seeds: Positive = 4
+    """Images per prompt."""
+    steps: Steps = 40
+    """Solver steps of an image."""
+    every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
+    curve_seeds: Positive = 1
+    """Images per prompt of the held-out curve, the first of `seeds`."""
+    curve_prompts: Positive | None = None
+    """Prompts of the held-out curve, the first of `prompts`; null: all."""
+    rewards: Names = ()
+    """Rewards that are only evaluated."""
+    stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
+    lies below its best version's mean. The run exports its best checkpoint, also if it trains to its last iteration.
+    Judged at evaluations along the run. null: never; the last checkpoint is exported."""
+    guards: Names = ()
+    """Rewards, of `rewards` here or the run's, that end the run when the 95 % interval of a change from the base lies
+    below 0 at an evaluation along the run. The run exports the best checkpoint before."""
+    fidelity_prompts: Annotated[int, Field(ge=0)] = 4
+    """Held-out prompts, sampled likewise, to compare scores of exploration and of regeneration over all
+    candidates."""
+    fidelity_every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between these measurements of rank fidelity; 0: only before the run."""
+    fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: it
+    never does."""
+
+    def is_due(self, version: int) -> bool:
+        """Whether a version is evaluated along the run."""
+        return self.every > 0 and version > 0 and version % self.every == 0

@@ -1,0 +1,83 @@
+"""Sections of a run's settings: the adapter, its optimiser, and the policies that follow it."""
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from solrl_trainer.algorithms.section import Positive, Section
+
+
+class Lora(Section):
+    """Shape of the adapter, which has Gaussian initialisation."""
+
+    rank: Positive = 32
+    """Rank of each layer's update."""
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    """Each layer's update is scaled by alpha / rank."""
+    targets: str | None = None
+    """Regular expression of the whole dotted names of layers to adapt, as PEFT's target_modules, among the layers that
+    the family adapts; null: all of these."""
+
+    @field_validator("targets")
+    @classmethod
+    def _is_an_expression(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression: {error}; expected one") from error
+        return value
+
+
+class Optimizer(Section):
+    """AdamW, and the size of its steps."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Learning rate, after warm-up and before decay."""
+    warmup_iterations: Annotated[int, Field(ge=0)] = 0
+    """Iterations over which the learning rate rises linearly, by (i + 1) / warmup_iterations in iteration i."""
+    cosine_iterations: Positive | Literal["all"] | None = None
+    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: the run's;
+    null: it is constant."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """AdamW's weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm, over all LoRA weights."""
+    updates: Positive = 1
+    """Optimiser steps per iteration."""
+    batch: Positive = 16
+    """Samples per backward pass."""
+    activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Transformer blocks with activation checkpointing: the backward pass recomputes their activations instead of
+    storing them, which is slower. true for all, false for none, or a number. auto: the fewest that let training fit
+    in the GPU; none on a CPU."""
+    shard_base: bool | Literal["auto"] = "auto"
+    """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
+    encoders: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
+    iteration. auto: there if the run would else not fit, or need activation checkpointing in more blocks."""
+
+    def rate(self, iteration: int) -> float:
+        """Learning rate of an iteration, from 0."""
+        warmup, end = self.warmup_iterations, self.cosine_iterations
+        assert end != "all", "a run's settings have the number"
+        if iteration < warmup:
+            return self.learning_rate * (iteration + 1) / warmup
+        if end is None:
+            return self.learning_rate
+        return self.learning_rate * (1 + math.cos(math.pi * (iteration - warmup) / (end - warmup))) / 2
+
+
+class PolicySettings(Section):
+    """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
+
+    decay_rate: Annotated[float, Field(ge=0)] = 0.001
+    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with d = min(decay_rate · max(s −
+    decay_flat, 0), decay_max), where s counts iterations from 1."""
+    decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
+    decay_flat: Annotated[int, Field(ge=0)] = 0
+    """d remains 0 up to this s."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
