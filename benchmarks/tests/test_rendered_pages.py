@@ -64,7 +64,7 @@ def test_a_picture_of_evidence_is_drawn_from_the_stored_results(name: str, tmp_p
         ("fast", ("loop", "flux", "clock"), "takes 0.0 s on one H200"),
         ("paper", ("tables", "plateaus", "compute", "Sol-RL, SANA, seconds", "95%", "mean"), "SANA, shapes | 0.50 × ["),
         ("paper", ("tables", "text", "iterations", "Sol-RL", "95%", "high"), "iterations, words | 1.26 × [1.02, 0.50]"),
-        ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "holds: 0.03, 1.65"),
+        ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "in FP8 | 0.03 × | 1.65 ×"),
     ],
 )
 def test_another_result_gives_another_page(file: str, place: tuple[str, ...], said: str, tmp_path: Path) -> None:

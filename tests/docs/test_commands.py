@@ -96,7 +96,7 @@ def hard_to_read(text: str) -> list[str]:
     cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
     prose = "\n".join("" if line.startswith("|") else line for line in lines)
     hard = [cell for cell in cells if len(LINK.sub("]", cell).split()) > 25]
-    for paragraph in re.split(r"\n\s*\n|^ *- ", prose, flags=re.MULTILINE):
+    for paragraph in re.split(r"\n\s*\n|^ *(?:-|\d+\.) ", prose, flags=re.MULTILINE):
         sentences = re.split(r"[.:?;]\**\s+| · ", paragraph)
         links = 99 if re.match(r"\*(Commands|Figures):", paragraph) else 2
         hard += [one for one in sentences if len(LINK.sub("]", one).split()) > 25 or len(LINK.findall(one)) > links]

@@ -14,6 +14,7 @@ from solrl_trainer.layouts.layouts import (
     colocated,
     fit_rates,
     layouts,
+    scaled_rates,
     served,
     shipped_rates,
     stages,
@@ -112,10 +113,25 @@ def test_the_fastest_layouts_with_and_without_a_service_come_with_their_commands
         ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "0"),
         ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2", "--runs", "3"),
         ("--preset", "flux1/sol_rl/hpsv2", "--serving-speed", "0"),
+        ("--preset", "flux1/sol_rl/hpsv2", "--scaled-to", "GTX 1080"),
+        ("--preset", "flux1/sol_rl/hpsv2", "--scaled-to", "H100", "--rates", "of_mine.json"),
     ],
 )
 def test_what_gives_no_layout_is_refused(words: tuple[str, ...]) -> None:
     assert "expected" in refused(main, "layout", *words)
+
+
+def test_hours_of_another_gpu_follow_the_peaks_and_are_marked_as_computed() -> None:
+    words = ("--preset", "sana/fast/clipscore", "--gpus", "1")
+
+    def hours(*more: str) -> float:
+        (found,) = re.findall(r"without a service, ([\d.]+) h per run", shown := layout(*words, *more))
+        assert ("not measured" in shown) is bool(more)
+        return float(found)
+
+    assert hours("--scaled-to", "H100") == hours()
+    assert hours("--scaled-to", "RTX 4090") == pytest.approx(hours() * 989 / 165, rel=0.01)
+    assert scaled_rates(Rates(bf16=2, fp8=1, image=0, point=0), "A100").fp8 == 2 * 989 / 312
 
 
 @pytest.mark.parametrize(

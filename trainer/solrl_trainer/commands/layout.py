@@ -2,13 +2,21 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from solrl_trainer.commands.options import Layout
-from solrl_trainer.layouts.layouts import GpuLayout, MeasuredRates, Rates, layouts, shipped_rates, stages
+from solrl_trainer.layouts.layouts import (
+    PEAKS,
+    GpuLayout,
+    MeasuredRates,
+    Rates,
+    layouts,
+    scaled_rates,
+    shipped_rates,
+    stages,
+)
 from solrl_trainer.settings.config import RunConfig
 
 _HOUR = 3600.0
@@ -30,7 +38,7 @@ def layout(config: RunConfig, options: Layout) -> None:
     config.require_exploring("layout")
     if not speed > 0:
         raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
-    rates = _rates(config, options.measure, options.rates)
+    rates = _rates(config, options)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
         return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs, speed=speed)
@@ -54,7 +62,12 @@ def layout(config: RunConfig, options: Layout) -> None:
     console.print("\n".join(advice), soft_wrap=True, markup=False, highlight=False)
 
 
-def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
+def _rates(config: RunConfig, options: Layout) -> Rates:
+    measure, file, gpu = options.measure, options.rates, options.scaled_to
+    if gpu is not None and (measure or file):
+        raise ValueError(f"got --scaled-to {gpu} with rates of a GPU; expected it without --measure and --rates")
+    if gpu is not None and gpu not in PEAKS:
+        raise ValueError(f"got --scaled-to {gpu}; expected one of {', '.join(PEAKS)}; or measure yours by --measure")
     if measure:
         from solrl_trainer.layouts.measured_rates import measure_rates
 
@@ -73,6 +86,9 @@ def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
         measured = shipped
     longer = "" if measure or file else "; where whole iterations were measured, they took 3 to 9 % longer"
     print(f"rates of {measured.model} measured on {measured.gpu}{longer}")
+    if gpu is not None:
+        print(f"computed for {gpu} by NVIDIA's peaks, not measured; blocks that recompute for lack of memory take longer")
+        return scaled_rates(measured.rates, gpu)
     return measured.rates
 
 

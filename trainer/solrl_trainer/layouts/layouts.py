@@ -1,6 +1,7 @@
 """Seconds of a run's stages by the rates of a GPU, and the layouts of a run on several, with the seconds of each."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +14,16 @@ from solrl_trainer.settings.config import RunConfig
 SHIPPED = "rates.json"
 """Model of the presets → its GPU and rates: of training by `benchmarks/true_run.py`, of the reference by
 `training_phase.py`, all others by `equal_gpus.py`."""
+
+PEAKS: Mapping[str, tuple[float, float]] = {
+    "A100": (312, 0),
+    "H100": (989, 1979),
+    "H200": (989, 1979),
+    "L40S": (362, 733),
+    "RTX 3090": (71, 0),
+    "RTX 4090": (165, 330),
+}
+"""GPU → dense TFLOPS in BF16 and FP8 that sum in float32, by NVIDIA's data sheets (H100 and A100: SXM); 0 without FP8."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,19 @@ def shipped_rates(model: str) -> MeasuredRates | None:
     """Rates of a preset's model; None if none were measured."""
     every = json.loads(files("solrl_trainer.layouts").joinpath(SHIPPED).read_text(encoding="utf-8"))
     return MeasuredRates.model_validate(every[model]) if model in every else None
+
+
+def scaled_rates(rates: Rates, gpu: str) -> Rates:
+    """Rates that another GPU of `PEAKS` would have if an H200's follow the peaks; it explores in BF16 without FP8."""
+    (bf16, fp8), (of_bf16, of_fp8) = PEAKS["H200"], PEAKS[gpu]
+    slower = bf16 / of_bf16
+    return Rates(
+        bf16=rates.bf16 * slower,
+        fp8=rates.fp8 * fp8 / of_fp8 if of_fp8 else rates.bf16 * slower,
+        image=rates.image * slower,
+        point=rates.point * slower,
+        reference=rates.reference * slower,
+    )
 
 
 def stages(config: RunConfig, rates: Rates) -> Stages:

@@ -1,0 +1,26 @@
+"""The table of docs/checkpoints.md says how ComfyUI generates as the presets train."""
+
+import re
+
+import pytest
+from fences import ROOT
+from solrl_core.families.original_layers import ORIGINAL_LAYERS
+from solrl_trainer.settings.presets import resolve
+
+PAGE = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
+TABLE = PAGE.partition("### What ComfyUI loads")[2]
+ROWS = re.findall(r"^\| [^`|]+ \| (`.*?`) \| \d.* \| (.*) \| (\d+) \|$", TABLE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("presets", "guidance", "steps"), ROWS)
+def test_guidance_and_steps_are_those_of_the_presets(presets: str, guidance: str, steps: str) -> None:
+    for preset in re.findall(r"[\w-]+", presets):
+        config = resolve(f"{preset}/sol_rl/clipscore").config
+        assert float(guidance.split()[-1]) == config.guidance, preset
+        assert int(steps) == config.evaluate.steps, preset
+
+
+def test_every_family_that_has_a_layout_is_in_the_table() -> None:
+    families = {"flux1": "flux", "sd3-medium": "sd3", "wan-14b": "wan"}
+    listed = {preset for presets, _, _ in ROWS for preset in re.findall(r"[\w-]+", presets)}
+    assert {families.get(preset, preset) for preset in listed} == {*ORIGINAL_LAYERS, "sana"}
