@@ -49,7 +49,3 @@ def test_a_term_without_explanation_is_noticed(explained: str) -> None:
     assert unexplained(bare, linked=True) == ["LoRA"]
     assert unexplained(explained, linked=True) == []
     assert unexplained(f"[Terms](glossary.md). {bare}", linked=True) == []
-
-
-def test_the_glossary_is_sorted() -> None:
-    assert TERMS == sorted(TERMS, key=lambda term: {"β": "beta"}.get(term, term).casefold())
