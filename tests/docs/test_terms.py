@@ -11,7 +11,9 @@ TERMS = re.findall(r"\*\*([^*]+)\*\*", (ROOT / "docs" / GLOSSARY).read_text(enco
 PAGES = [*TASKS, *(f"docs/{name}.md" for name in ("findings", "checkpoints", "five-people", "monitor", "failures"))]
 NEAR = 700
 """Characters from the first use of a term to its explanation."""
-NOT_PROSE = re.compile(r"^```.*?^```$|^#[^\n]*$|`[^`]*`|!\[[^\]]*\]\([^)]*\)|(?<=\])\((?!\S*glossary)[^)]*\)", re.M | re.S)
+NOT_PROSE = re.compile(
+    r"^```.*?^```$|^#[^\n]*$|`[^`]*`|!\[[^\]]*\]\([^)]*\)|(?<=\])\((?!\S*glossary)[^)]*\)", re.MULTILINE | re.DOTALL
+)
 
 
 def unexplained(text: str, *, linked: bool) -> list[str]:

@@ -87,7 +87,7 @@ def _rates(config: RunConfig, options: Layout) -> Rates:
     longer = "" if measure or file else "; where whole iterations were measured, they took 3 to 9 % longer"
     print(f"rates of {measured.model} measured on {measured.gpu}{longer}")
     if gpu is not None:
-        print(f"computed for {gpu} by NVIDIA's peaks, not measured; blocks that recompute for lack of memory take longer")
+        print(f"computed for {gpu} by NVIDIA's peaks, not measured; blocks that recompute take longer")
         return scaled_rates(measured.rates, gpu)
     return measured.rates
 

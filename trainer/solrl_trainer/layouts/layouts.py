@@ -23,7 +23,7 @@ PEAKS: Mapping[str, tuple[float, float]] = {
     "RTX 3090": (71, 0),
     "RTX 4090": (165, 330),
 }
-"""GPU → dense TFLOPS in BF16 and FP8 that sum in float32, by NVIDIA's data sheets (H100 and A100: SXM); 0 without FP8."""
+"""GPU → dense TFLOPS in BF16 and FP8 that sum in float32, by NVIDIA's data sheets (A100, H100: SXM); 0 without FP8."""
 
 
 @dataclass(frozen=True)
