@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from fences import ROOT
 from solrl_core.families.original_layers import ORIGINAL_LAYERS
 from solrl_trainer.settings.presets import resolve
+from tests.docs.fences import ROOT
 
 PAGE = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("### What ComfyUI loads")[2]

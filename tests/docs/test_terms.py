@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from fences import ROOT
-from test_commands import TASKS
+from tests.docs.fences import ROOT
+from tests.docs.test_commands import TASKS
 
 GLOSSARY = "glossary.md"
 TERMS = re.findall(r"\*\*([^*]+)\*\*", (ROOT / "docs" / GLOSSARY).read_text(encoding="utf-8"))
