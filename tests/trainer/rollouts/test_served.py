@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from solrl_client.rollouts import RolloutClient
-from solrl_proto.models import ModelInfo
+from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.commands.cli import main
@@ -156,14 +156,14 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
     dry: bool, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that offers one precision alone, as with vLLM-Omni at --precision fp8."""
-    find = RolloutClient.model
+    find = RolloutClient.find_model
 
-    def model(self: RolloutClient, name: str) -> ModelInfo:
-        found = find(self, name)
+    def find_model(self: RolloutClient, listed: ModelList, name: str) -> ModelInfo:
+        found = find(self, listed, name)
         others = tuple(info for info in found.precisions if info.precision != "bf16")
         return found.model_copy(update={"precisions": others})
 
-    monkeypatch.setattr(RolloutClient, "model", model)
+    monkeypatch.setattr(RolloutClient, "find_model", find_model)
     monkeypatch.setattr(loading, "load_backbone", lambda *_, **__: pytest.fail("the model was loaded"))
     words = ["--rollout-url", service.url, "--output", str(tmp_path / "run"), *["--dry-run"] * dry]
     message = refused(main, "run", *words, *sets(*TINY, *SMALL, "explore.precision=bf16")).splitlines()[-1]
