@@ -1,4 +1,4 @@
-"""Training recipe of the shipped miniatures, which is not in the wheel: `python benchmarks/minis_recipe`."""
+"""Training recipe of the shipped miniatures: `PYTHONPATH=benchmarks python -m minis_recipe`."""
 
 from pathlib import Path
 

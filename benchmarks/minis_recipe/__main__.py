@@ -1,4 +1,6 @@
-"""Trains the miniatures: `python benchmarks/minis_recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
+"""Trains the miniatures.
+
+`PYTHONPATH=benchmarks python -m minis_recipe --out FOLDER [--only mini-sd3] [--stage backbone]`
 
 The miniatures train stage by stage, in the order of the table in `miniatures.py`. mini-clip needs an autoencoder, and
 the rewards train on images that the pipelines in FOLDER generate. Figures go to
@@ -7,13 +9,10 @@ FOLDER/training/<miniature>/<stage>.json.
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from minis_recipe.miniatures import MINIATURES
 from minis_recipe.stages import Setup

@@ -1,15 +1,13 @@
-"""Measures the shipped miniatures for their model cards: `python benchmarks/minis_recipe/card.py [--only mini-sd3]`.
+"""Measures the shipped miniatures for their cards: `PYTHONPATH=benchmarks python -m minis_recipe.card --only mini-sd3`.
 
 Prints the rows of the tables in README.md next to the weights, and draws loss curves and sample grids to docs/minis/.
 """
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import matplotlib as mpl
 import torch

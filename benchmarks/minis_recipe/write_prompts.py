@@ -1,16 +1,13 @@
 """Writes the prompt files of a world, shapes, words or moving.
 
-`python benchmarks/minis_recipe/write_prompts.py shapes FOLDER`.
+`PYTHONPATH=benchmarks python -m minis_recipe.write_prompts shapes FOLDER`.
 """
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from minis_recipe.moving import sample_movements
 from minis_recipe.words import sample_words

@@ -134,20 +134,15 @@ def _compose(words: list[str]) -> None:
 
 
 def _python(words: list[str]) -> None:
-    """Check that a script, a folder with one or a module exists, and for ours also its options, without running it."""
-    if words[1] != "-m" and not (ROOT / words[1]).is_dir():
+    """Check that a script or module exists, and for ours also its options, without running it."""
+    if words[1] != "-m":
         assert (ROOT / words[1]).is_file(), words
         return
-    if words[1] == "-m":
-        spec = importlib.util.find_spec(words[2])
-        assert spec is not None, words
-        main, options = Path(spec.origin or ""), words[3:]
-    else:
-        main, options = ROOT / words[1] / "__main__.py", words[2:]
-        assert main.is_file(), words
-    ours = words[1] != "-m" or words[2].startswith("solrl_")
-    source = "".join(path.read_text() for path in main.parent.glob("*.py")) if ours else ""
-    for word in options:
+    spec = importlib.util.find_spec(words[2])
+    assert spec is not None, words
+    ours = words[2].startswith(("solrl_", "minis_recipe"))
+    source = "".join(path.read_text() for path in Path(spec.origin or "").parent.glob("*.py")) if ours else ""
+    for word in words[3:]:
         assert not (ours and word.startswith("-")) or f'"{word}"' in source, words
         assert "/" not in word or word.startswith("runs/") or (ROOT / word).exists(), words
 
