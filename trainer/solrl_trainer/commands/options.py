@@ -32,8 +32,8 @@ class Run:
     config: Files = ()
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()
-    """A setting, key=value with the value in YAML, such as explore.prompts=24; --dry-run prints them all, first those
-    to know. May be given more than once; wins over files."""
+    """A setting, key=value with the value in YAML, such as explore.prompts=24. Wins over files.
+    May be given more than once; --dry-run prints all settings, first those to know."""
     output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
     """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
     run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
