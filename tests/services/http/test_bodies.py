@@ -161,14 +161,20 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
 
 
 @LENGTHS
-def test_a_body_is_in_memory_once(chunked: bool) -> None:
-    size, part = 32 * MIB, 2**16
-    sent, received = 0, []
+def test_only_one_of_several_bodies_is_in_memory_twice(chunked: bool) -> None:
+    count, size, part = 4, 16 * MIB, 2**16
+    received: list[Message] = []
 
-    async def receive() -> Message:
-        nonlocal sent
-        sent += part
-        return {"type": "http.request", "body": bytes(part), "more_body": sent < size}
+    def client() -> Receive:
+        sent = 0
+
+        async def receive() -> Message:
+            nonlocal sent
+            sent += part
+            await asyncio.sleep(0)  # the other clients send meanwhile
+            return {"type": "http.request", "body": bytes(part), "more_body": sent < size}
+
+        return receive
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         received.append(await receive())
@@ -178,12 +184,17 @@ def test_a_body_is_in_memory_once(chunked: bool) -> None:
 
     headers = [] if chunked else [(b"content-length", str(size).encode())]
     rule = SimpleNamespace(largest_body="max_body_bytes")
-    bodies = Bodies(app, HttpSettings(max_body_bytes=size), InflightBytes(size, size))
+    bodies = Bodies(app, HttpSettings(max_body_bytes=size), InflightBytes(count * size, count * size))
+
+    async def collect() -> None:
+        scopes: list[Scope] = [{"type": "http", "headers": headers, "state": {"rule": rule}} for _ in range(count)]
+        await asyncio.gather(*(bodies(scope, client(), send) for scope in scopes))  # type: ignore[arg-type]
+
     tracemalloc.start()
     try:
-        asyncio.run(bodies({"type": "http", "headers": headers, "state": {"rule": rule}}, receive, send))  # type: ignore[arg-type]
+        asyncio.run(collect())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(received[0]["body"]) == size
-    assert peak < 1.3 * size
+    assert [len(message["body"]) for message in received] == count * [size]
+    assert peak < (count + 1.3) * size
