@@ -38,7 +38,7 @@ class QwenFusedBlock(FusedBlock):
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        encoder_hidden_states_mask: Tensor,
+        encoder_hidden_states_mask: Tensor | None,
         temb: Tensor,
         image_rotary_emb: Angles,
         joint_attention_kwargs: dict[str, Any] | None = None,
@@ -50,6 +50,9 @@ class QwenFusedBlock(FusedBlock):
         text_shift, text_scale, text_gate, *text_rest = self.txt_mod(temb).chunk(6, 1)
         image_in = modulate(x, self.img_norm1, scale, shift, image_layers(self.attn))
         text_in = modulate(text, self.txt_norm1, text_scale, text_shift, text_layers(self.attn))
+        if encoder_hidden_states_mask is None:  # diffusers 0.38 gives [B, 1, 1, T + S] here instead
+            assert joint_attention_kwargs is not None
+            encoder_hidden_states_mask = joint_attention_kwargs["attention_mask"][:, 0, 0, : text.shape[1]]
         mask = F.pad((~encoder_hidden_states_mask).to(x.dtype) * _MASKED, (0, x.shape[1]))[:, None, None]
         out, text_out = joint_attention(self.attn, image_in, text_in, image_rotary_emb, mask)
         x = add_and_feed_forward(x, out, gate, self.img_norm2, rest, self.img_mlp)

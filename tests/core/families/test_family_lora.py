@@ -87,7 +87,7 @@ def test_the_exported_file_gives_the_same_image_in_diffusers(tiny: Tiny, tmp_pat
     generator.set_adapter(adapter)
     ours = generator.generate(PROMPTS[0], [3], steps=3).images
 
-    pipeline = DiffusionPipeline.from_pretrained(tiny.folder, dtype=torch.float32)
+    pipeline = DiffusionPipeline.from_pretrained(tiny.folder, torch_dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.transformer.load_state_dict(mine.transformer.state_dict())
     (tmp_path / "lora.safetensors").write_bytes(encode_for_diffusers(adapter))
