@@ -50,7 +50,10 @@ class Detector:
     """
 
     def __init__(self, model: str, *, device: str, dtype: str) -> None:
-        from transformers import AutoImageProcessor, AutoModelForObjectDetection
+        from transformers import AutoModelForObjectDetection
+
+        # Before 5.20, the name in `transformers` asks for torchvision, which this processor does not need.
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         network = pretrained(AutoModelForObjectDetection, model, dtype_named(dtype))
         self._processor = processing_at(AutoImageProcessor, model, "an image processor", backend="pil")
