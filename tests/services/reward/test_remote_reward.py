@@ -18,7 +18,6 @@ from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.reward import PlainDefaults
-from solrl_core.rewards.size import reward_bytes
 from solrl_http.tokens import create_token
 from solrl_remote.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_reward.app import create_app
@@ -236,10 +235,6 @@ def test_a_model_cannot_choose_where_images_are_sent(app: Misbehaving) -> None:
     assert app.asked == []
     with pytest.raises(ValueError, match="rewards of its own only"):
         load_reward("clipscore", PlainDefaults(cpu), {"at": app.address})
-
-
-def test_a_server_s_reward_takes_no_memory_here() -> None:
-    assert reward_bytes("registered_elsewhere", {"at": NOBODY}) == 0
 
 
 def test_the_rollout_service_answers_503_with_retry_after(app: Misbehaving) -> None:
