@@ -108,7 +108,7 @@ def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
     text = wait_note.wait_text(config, 0.314)
     assert text.startswith(f"this run waited 31 % of its time for {config.service_url}: ")
     assert said in text
-    changes, compare, _ = text.partition(" by ")[2].partition(" (`solrl-train layout` compares)")
+    changes, compare, _ = text.partition(": --set ")[2].partition(" (`solrl-train layout` compares)")
     assert compare
     assert not resolve_again(config, overrides=changes.split()).config.uses_service
 
