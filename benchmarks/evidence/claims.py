@@ -105,7 +105,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "worlds": {
             world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"]} for world, arms in of_stage.items()
         },
-        "clock": stored["loop"]["flux"]["clock"],
+        "clock": {shape: run["clock"] for shape, run in stored["loop"].items()},
         "loop": stored["loop"]["flux"]["clock"] / stored["loop"]["flux"]["prompts"],
         "hours": {
             shape: {"iteration": seconds_of_iteration(run, shape), "run": hours_of_run(run, shape)}

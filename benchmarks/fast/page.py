@@ -37,7 +37,7 @@ LOOP = """## An iteration at true size
 
 By `python benchmarks/fast/loop.py MODEL`: seconds of one iteration of `fast` with random weights on one GPU, by the
 trainer's own loop, and those computed from [equal_gpus.md](equal_gpus.md). Evaluation is not included.
-The row of FLUX.1 is the second iteration of a run; its first compiled.
+Each row is the second iteration of a run; its first compiled.
 """
 
 

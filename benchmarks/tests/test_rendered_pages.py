@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 
 PAGES = (
-    *("hardening", "equal_gpus", "faults", "memory", "plan_fidelity", "rank_fidelity", "rollout_phase"),
+    *("hardening", "equal_gpus", "faults", "memory", "peers", "plan_fidelity", "rank_fidelity", "rollout_phase"),
     *("run_memory", "step_time", "training_phase", "true_run", "workers"),
     *("euler/plan_fidelity", "refitted/plan_fidelity", "euler/rank_fidelity", "unprepared/rank_fidelity"),
     *("family_lists/rank_fidelity", "family_lists/unprepared/rank_fidelity"),
