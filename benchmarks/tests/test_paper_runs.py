@@ -94,7 +94,7 @@ def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:
     path = file_of(one.name, tmp_path)
     stored = json.loads(path.read_text())
     stored["config"]["optimizer"]["learning_rate"] = 5.0
-    del stored["config"]["optimizer"]["eps"]  # a setting that was added since
+    del stored["config"]["optimizer"]["weight_decay"]  # a setting that was added since
     path.write_text(json.dumps(stored))
     with pytest.raises(MixedRunsError, match=r"other values of optimizer\.learning_rate than"):
         read_finished([one], tmp_path)
