@@ -30,7 +30,7 @@ BLOCKS = fenced("sh")
 COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 COMPOSE = [line for line in COMMANDS if "docker compose" in line]
 INLINE = re.findall(r"`(docker compose [^`]+)`", PAGE)
-VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop", "ps", "restart"}
+VERBS = {"up", "down", "cp", "rm", "run", "exec", "build", "logs", "stop", "ps", "restart"}
 WITH_VALUE = {"--exit-code-from", "--entrypoint", "--name", "--volume"}
 PATHS = json.loads((ROOT / "proto" / "openapi.json").read_text())["paths"]
 
