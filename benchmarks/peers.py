@@ -103,12 +103,12 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
 
 
 def drive_of(clone: Path) -> Any:
-    """The drive of a clone, which its files tell."""
+    """The drive of a clone, by a file of it."""
     for drive in map(imported, DRIVES):
         if (clone / drive.MARK).is_file():
             return drive
-    known = ", ".join(f"{drive.NAME} ({drive.MARK})" for drive in map(imported, DRIVES))
-    raise SystemExit(f"got {clone}; expected the folder of a clone, which is known by a file: {known}")
+    marks = ", ".join(f"{drive.NAME} ({drive.MARK})" for drive in map(imported, DRIVES))
+    raise SystemExit(f"got {clone}; expected the folder of a clone, which has one of these files: {marks}")
 
 
 def imported(name: str) -> Any:
@@ -280,7 +280,7 @@ def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
         for first in range(0, ours.shape[1], TURNS_SHOWN):
             own, other = (curves[:, first : first + TURNS_SHOWN].mean(1) for curves in (ours, theirs))
             turns = f"{first + 1} to {min(first + TURNS_SHOWN, ours.shape[1])}"
-            means = (f"{one.mean():.4f}" for one in (own, other))
+            means = (f"{rewards.mean():.4f}" for rewards in (own, other))
             yield turns, peer, str(len(own)), *means, f"{over_seeds(other - own):+.4f}"
 
 

@@ -37,7 +37,8 @@ LOOP = """## An iteration at true size
 
 By `python benchmarks/fast/loop.py MODEL`: seconds of one iteration of `fast` with random weights on one GPU, by the
 trainer's own loop, and those computed from [equal_gpus.md](equal_gpus.md). Evaluation is not included.
-Each row is the second iteration of a run; its first compiled.
+Each row is the second iteration of a run; its first compiled. FLUX.1's run had the settings of loop.py, which was
+written afterwards; SD3.5-Large's was stored from its log, because a time limit cut the command's end.
 """
 
 

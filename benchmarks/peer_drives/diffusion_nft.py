@@ -1,12 +1,11 @@
 """DiffusionNFT's trainer, NVlabs/DiffusionNFT: scripts/train_nft_sd3.py with its settings for PickScore."""
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from peer_drives.stubs import Nothing, Stage, install, load_source, module, on_cpu, package
-from peer_drives.turns import Turns, Work, timed_as
+from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package, run_sd3
+from peer_drives.turns import Turns, Work
 
 NAME = "DiffusionNFT"
 MARK = "scripts/train_nft_sd3.py"
@@ -35,17 +34,5 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     sample.train_batch_size = train.batch_size = batch
     batches = [[prompt] * batch for prompt in work.prompts for _ in range(-(-work.samples // batch))]
     sample.num_batches_per_epoch = train.gradient_accumulation_steps = len(batches)
-    config.debug, config.resolution, config.seed = True, stage.size, work.seed
-    script.StableDiffusion3Pipeline = stage
-    script.compute_text_embeddings = stage.embeddings
-    script.TextPromptDataset = script.DistributedKRepeatSampler = Nothing
-    script.DataLoader = lambda *_, **__: stage.batches(lambda: batches)
-    script.PerPromptStatTracker = stage.tracker(script.PerPromptStatTracker, batch * len(batches))
-    sampler = timed_as("sample", turns, batch, script.pipeline_with_logprob)
-    script.pipeline_with_logprob = stage.described(sampler, lambda pipeline: pipeline)
-    levels = int(sample.num_steps * train.timestep_fraction)
-    turns.facts |= {"levels": levels, "sampled at once": batch, "trained at once": batch}
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_dir = config.logdir = folder
-        flags.config = config
-        script.main(None)
+    config.debug, config.seed = True, work.seed
+    run_sd3(script, config, flags, stage, batches)

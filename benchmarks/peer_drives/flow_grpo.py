@@ -1,15 +1,14 @@
 """Flow-GRPO's trainer, yifan123/flow_grpo: scripts/train_sd3.py with its settings for PickScore."""
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
-from peer_drives.stubs import Nothing, Stage, install, load_source, module, on_cpu, package
-from peer_drives.turns import Turns, Work, timed_as
+from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package, run_sd3
+from peer_drives.turns import Turns, Work
 
 NAME = "Flow-GRPO"
 MARK = "scripts/train_sd3.py"
@@ -38,24 +37,11 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     # As many batches for each of the two optimiser steps.
     train.gradient_accumulation_steps = -(-work.samples // (2 * batch))
     batches = sample.num_batches_per_epoch = 2 * train.gradient_accumulation_steps
-    config.resolution = stage.size
-    script.StableDiffusion3Pipeline = stage
-    script.compute_text_embeddings = stage.embeddings
-    script.TextPromptDataset = script.DistributedKRepeatSampler = Nothing
-    script.DataLoader = lambda *_, **__: stage.batches(lambda: [work.prompts[:1] * batch] * batches)
-    script.PerPromptStatTracker = stage.tracker(script.PerPromptStatTracker, batches * batch)
-    sampler = timed_as("sample", turns, batch, script.pipeline_with_logprob)
-    script.pipeline_with_logprob = stage.described(sampler, lambda pipeline: pipeline)
-    levels = int(sample.num_steps * train.timestep_fraction)
-    turns.facts |= {"levels": levels, "sampled at once": batch, "trained at once": batch}
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_dir = config.logdir = folder
-        flags.config = config
-        script.main(None)
+    run_sd3(script, config, flags, stage, [work.prompts[:1] * batch] * batches)
 
 
 class OnCpu(Accelerator):  # type: ignore[misc]
     """Wraps the model as on several GPUs, which the script relies on."""
 
-    def prepare(self, model: Any, *others: Any, **given: Any) -> Any:
-        return DistributedDataParallel(super().prepare(model)), *super().prepare(*others, **given)
+    def prepare(self, model: Any, *others: Any, **options: Any) -> Any:
+        return DistributedDataParallel(super().prepare(model)), *super().prepare(*others, **options)

@@ -31,7 +31,7 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
         script.DistributedTimeLogger = MagicMock()
         if work.model == "sd3":  # the script knows one shape of latents alone
             built = script._build_sd3_latents_from_seeds
-            script._build_sd3_latents_from_seeds = lambda seeds, **given: built(seeds, **given | stage.latents)
+            script._build_sd3_latents_from_seeds = lambda seeds, **options: built(seeds, **options | stage.latents)
 
     sample, train = config.sample, config.train
     train.batch_size = min(train.batch_size, work.samples)

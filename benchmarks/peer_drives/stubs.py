@@ -1,8 +1,9 @@
-"""What peers' scripts need beside their own code: stand-ins for packages, models, prompts and rewards."""
+"""Stand-ins for the packages, models, prompts and rewards that peers' scripts need beside their own code."""
 
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from peer_drives.models import loaded, named, reward_of
-from peer_drives.turns import Turns, Work
+from peer_drives.turns import Turns, Work, timed_as
 
 COMMON = (
     "wandb: logs nothing",
@@ -62,10 +63,10 @@ def install() -> SimpleNamespace:
 
 def module(name: str, **attributes: Any) -> Any:
     """Make a module that can be imported by its name."""
-    made = sys.modules[name] = ModuleType(name)
-    made.__spec__ = ModuleSpec(name, None)
-    vars(made).update(attributes)
-    return made
+    stub = sys.modules[name] = ModuleType(name)
+    stub.__spec__ = ModuleSpec(name, None)
+    vars(stub).update(attributes)
+    return stub
 
 
 def package(name: str, folder: Path) -> Any:
@@ -78,9 +79,9 @@ def load_source(name: str, path: str | Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    made = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    source = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source)
+    return source
 
 
 class Stage:
@@ -191,3 +192,30 @@ class Without:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+def run_sd3(script: Any, config: Any, flags: Any, stage: Stage, batches: Sequence[Sequence[str]]) -> None:
+    """Run `main` of Flow-GRPO's script for SD3, or of DiffusionNFT's, which descends from it.
+
+    Args:
+        script: the imported script.
+        config: its settings.
+        flags: the stub of absl's flags.
+        stage: model, prompts and reward.
+        batches: prompts of each batch of a turn, all of one size.
+    """
+    turns, batch = stage.turns, len(batches[0])
+    config.resolution = stage.size
+    script.StableDiffusion3Pipeline = stage
+    script.compute_text_embeddings = stage.embeddings
+    script.TextPromptDataset = script.DistributedKRepeatSampler = Nothing
+    script.DataLoader = lambda *_, **__: stage.batches(lambda: batches)
+    script.PerPromptStatTracker = stage.tracker(script.PerPromptStatTracker, batch * len(batches))
+    sampler = timed_as("sample", turns, batch, script.pipeline_with_logprob)
+    script.pipeline_with_logprob = stage.described(sampler, lambda pipeline: pipeline)
+    levels = int(config.sample.num_steps * config.train.timestep_fraction)
+    turns.facts |= {"levels": levels, "sampled at once": batch, "trained at once": batch}
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_dir = config.logdir = folder
+        flags.config = config
+        script.main(None)

@@ -1,4 +1,4 @@
-"""What several benchmarks share; with tests it is in `tests.support`."""
+"""Helpers of several benchmarks. Helpers that tests share with benchmarks are in `tests.support`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the command lines of all programs share: their start, `--version`, errors as one line, and exit codes."""
+"""Start of all programs: `--version`, errors as one line, and exit codes."""
 
 import logging
 import os
