@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.removed import REMOVED, removal
 
 from paper.experiments import OWN_SETTINGS, Experiment
 from paper.intervals import Values
@@ -24,6 +23,27 @@ DIGITS = 7
 
 PLACEMENT = {"optimizer.checkpointing", "regenerate.share", "regenerate.selection"}
 """Settings of stored runs that did not say what a run computed; presets lack them now, or have other ones."""
+WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
+    "optimizer.streamed": (True, False),
+    "optimizer.reference": ("bf16",),
+    "optimizer.betas": ([0.9, 0.999],),
+    "optimizer.eps": (1e-8,),
+    "optimizer.epochs": (1,),
+    "explore.frames": (None,),
+    "explore.refill": (0,),
+    "explore.selection": ("best_worst",),
+    "policy.counter": ("iterations",),
+    "evaluate.fidelity_wanted": (0.75,),
+    "algorithm.advantage_mode": ("all",),
+    "algorithm.power": (0.25,),
+    "algorithm.ratio_clip": (1.0,),
+    "algorithm.adv_max": (1.0,),
+    "algorithm.old_kl_weight": (1.0,),
+    "algorithm.kl_weighting": ("uniform",),
+    "algorithm.noise_range": (0.9,),
+    "algorithm.initial_noise": (True,),
+}
+"""Setting of stored runs that is gone → its values that are what every run does now."""
 
 
 class MixedRunsError(ValueError):
@@ -139,7 +159,7 @@ def _require_settings(experiment: Experiment, stored: Mapping[str, Any], path: P
     """Refuse a run whose settings the preset does not give any more; settings that were added since are allowed."""
     now = _by_key(experiment.config.model_dump(mode="json", exclude=set(OWN_SETTINGS)))
     then = _by_key(stored)
-    gone = {key for key in REMOVED if removal(key, then.get(key)) is None}
+    gone = {key for key, values in WITHOUT_EFFECT.items() if then.get(key) in values}
     differing = sorted(key for key in then.keys() - PLACEMENT - gone if then[key] != now.get(key))
     if differing:
         raise MixedRunsError(

@@ -260,15 +260,6 @@ UNMERGED = "explore.adapter=unmerged"
         (STOCHASTIC, ["algorithm.eta=11"], "less than or equal to 10"),
         (PRESET, ["explore.sampler=training", "explore.steps=10"], "samples of diffusionnft do not take stochastic"),
         (PRESET, ["explore.sampler=sde"], "'ode' or 'training'"),
-        (
-            PRESET,
-            [SERVED, "regenerate.at=service"],
-            "regenerate.at=service from --set, which is gone: .*at=trainer",
-        ),
-        (PRESET, ["regenerate.share=0.5"], "got regenerate.share=0.5 from --set, which is gone: .*; omit it"),
-        (PRESET, ["policy.counter=updates"], "got policy.counter=updates from --set, which is gone: .*; omit it"),
-        ("mini-sana/awm/clipscore", ["algorithm.power=0.5"], "got algorithm.power=0.5 from --set, which is gone: AWM"),
-        (PRESET, [SERVED, "explore.share=auto"], "which is gone: expected a number; `solrl-train layout` computes"),
         (PRESET, [SERVED, "explore.share=0"], "explore.share"),
         (PRESET, ["explore.share=0.5"], "share is 0.5, but no service explores; expected explore.share=1"),
     ],
@@ -276,21 +267,6 @@ UNMERGED = "explore.adapter=unmerged"
 def test_settings_that_cannot_be_are_refused(preset: str, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(preset, overrides=overrides)
-
-
-def test_settings_of_earlier_runs_are_read_unless_what_is_gone_had_an_effect() -> None:
-    raw = resolve(PRESET).config.model_dump(mode="json")
-    earlier = raw | {"explore": raw["explore"] | {"refill": 0, "frames": None}}
-    earlier["regenerate"] = raw["regenerate"] | {"share": "auto"}
-    earlier["optimizer"] = raw["optimizer"] | {"streamed": True, "betas": [0.9, 0.999], "eps": 1e-8, "epochs": 1}
-    earlier["algorithm"] = raw["algorithm"] | {"advantage_mode": "all"}
-    assert RunConfig.model_validate(earlier).model_dump(mode="json") == raw
-    assert resolve_again(RunConfig.model_validate(earlier), overrides=["optimizer.streamed=false"]).config == (
-        RunConfig.model_validate(raw)
-    )
-    earlier["explore"]["frames"] = 17
-    with pytest.raises(ValueError, match=r"explore\.frames is 17, which is gone: .*omit it"):
-        RunConfig.model_validate(earlier)
 
 
 def test_a_plan_has_the_window_of_its_iteration() -> None:

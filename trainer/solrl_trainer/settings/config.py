@@ -28,7 +28,6 @@ from solrl_trainer.algorithms.training_data import TrainingData
 from solrl_trainer.prompts.prompt_rewards import rewards_to_score, run_weights
 from solrl_trainer.prompts.prompt_source import PromptSource
 from solrl_trainer.settings.evaluate_section import EvaluateSettings, Names
-from solrl_trainer.settings.removed import remaining, without_removed
 from solrl_trainer.settings.rollout_sections import Explore, GenerateSettings, Regenerate
 from solrl_trainer.settings.training_sections import Lora, Optimizer, PolicySettings
 
@@ -242,8 +241,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_what_remains(cls, value: Any) -> Any:
-        return with_home(without_removed(value))
+    def _begins_at_home(cls, value: Any) -> Any:
+        return with_home(value)
 
     @field_validator("preset")
     @classmethod
@@ -344,9 +343,7 @@ class RunConfig(Section):
     def _validate_as_its_algorithms(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        settings = ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings
-        known = {f"algorithm.{name}" for name in settings.model_fields}
-        return settings.model_validate(remaining("algorithm", value, known))
+        return ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
 
     @property
     def bindings(self) -> tuple[ModelBinding, ...]:

@@ -20,7 +20,6 @@ from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
-from solrl_trainer.settings.removed import REMOVED, removal
 from solrl_trainer.settings.yaml_text import LONGEST, YamlError, parse_yaml
 
 Part = TypeVar("Part")
@@ -221,11 +220,7 @@ def _compose(layers: Sequence[Layer]) -> Resolved:
     sources: dict[str, str] = {}
     for source, layer in layers:
         for key, value in layer.items():
-            if advice := removal(key, value, names):
-                raise ConfigError(f"got {key}={value} from {source}, which is gone: {advice}")
             if key not in names:
-                if key in REMOVED:
-                    continue
                 raise _unknown(key, names, source)
             values[key], sources[key] = value, source
     if "output" not in values:
