@@ -84,7 +84,7 @@ def test_imports_run_one_way(package: str) -> None:
 
 FLOORS = (
     *("algorithms", "ranks", "prompts", "settings", "policy", "memory", "run_folder", "rollouts", "service", "records"),
-    *("session", "evaluation", "loop", "report", "layouts", "calibration", "commands", "__main__"),
+    *("session", "evaluation", "loop", "report", "calibration", "commands", "__main__"),
 )
 """Folders and modules of the trainer, from the ground up."""
 

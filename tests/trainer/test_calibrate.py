@@ -27,7 +27,7 @@ from solrl_trainer.calibration.plans import (
 )
 from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
-from solrl_trainer.layouts.layouts import shipped_rates
+from solrl_trainer.commands.layout import RATES
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.report.frontier import PlanPoint, frontier
 from solrl_trainer.rollouts.candidates import GroupSampler
@@ -64,8 +64,8 @@ def test_the_pages_say_how_long_it_takes() -> None:
     """The steps and images of the default plans on a GPU with FP8, and their hours by the shipped rates."""
 
     def hours(model: str, limits: PlanSet) -> tuple[float, int, int]:
-        config, shipped = resolve(f"{model}/sol_rl/imagereward").config, shipped_rates(model)
-        rates, group = shipped.rates, config.explore.candidates
+        config, rates = resolve(f"{model}/sol_rl/imagereward").config, RATES[model]
+        group = config.explore.candidates
         fitted = list(map(identity_solver, limits.schedules))
         ways = [[plan for _, plan in way] for way in shared_beginnings(plans(config, ["bf16"], fitted, limits))]
         steps = sum(shared_steps(way, group) for way in ways)

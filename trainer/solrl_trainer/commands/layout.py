@@ -1,26 +1,93 @@
-"""`solrl-train layout`: hours of a run on some GPUs, with and without a service, and the commands."""
+"""`solrl-train layout`: hours of a run on some GPUs, with and without a service, and the commands.
+
+They are computed from seconds of the run's stages on one GPU.
+"""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from solrl_trainer.commands.options import Layout
-from solrl_trainer.layouts.layouts import (
-    PEAKS,
-    GpuLayout,
-    MeasuredRates,
-    Rates,
-    layouts,
-    scaled_rates,
-    shipped_rates,
-    stages,
-)
+from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 
 _HOUR = 3600.0
 _FITTED_STEPS = 4
+
+PEAKS: Mapping[str, tuple[float, float]] = {
+    "A100": (312, 0),
+    "H100": (989, 1979),
+    "H200": (989, 1979),
+    "L40S": (362, 733),
+    "RTX 3090": (71, 0),
+    "RTX 4090": (165, 330),
+}
+"""GPU → dense TFLOPS in BF16 and FP8 that sum in float32, by NVIDIA's data sheets (A100, H100: SXM); 0 without FP8."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds on one GPU.
+
+    Attributes:
+        bf16, fp8: a solver step of one candidate.
+        image: decoding and scoring one candidate.
+        point: training one sample at one timestep.
+        reference: of `point`, the pass of the reference, which a run without a pull to it omits.
+    """
+
+    bf16: float
+    fp8: float
+    image: float
+    point: float
+    reference: float = 0.0
+
+
+RATES = {
+    "flux1": Rates(bf16=0.0275244, fp8=0.0152543, image=0.0128756, point=0.120703, reference=0.0277521),
+    "sd3": Rates(bf16=0.0568993, fp8=0.0364518, image=0.0297731, point=0.275597, reference=0.0574447),
+    "sana": Rates(bf16=0.006702, fp8=0.00396621, image=0.0217824, point=0.0304968, reference=0.00606755),
+}
+"""Model of the presets → its rates on an H200: of training by `benchmarks/true_run.py`, of the reference by
+`training_phase.py`, all others by `equal_gpus.py`."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds that the stages of one prompt take on one GPU."""
+
+    explore: float
+    regenerate: float
+    train: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return self.explore + self.regenerate + self.train
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """Use of some GPUs.
+
+    Attributes:
+        serving: GPUs of the rollout service; 0: every GPU explores, regenerates and trains.
+        training: GPUs of each run.
+        runs: runs that share the service.
+        share: share of the prompts that the service explores, `explore.share`; 0 without a service.
+        seconds: per prompt of one run.
+        idle: share of the GPUs' time in which they wait.
+    """
+
+    serving: int
+    training: int
+    runs: int
+    share: float
+    seconds: float
+    idle: float
 
 
 def layout(config: RunConfig, options: Layout) -> None:
@@ -29,19 +96,17 @@ def layout(config: RunConfig, options: Layout) -> None:
     The commands are those of the fastest layout without a service, and of the fastest with one.
 
     Raises:
-        ValueError, OSError: numbers that give no layout, no measured rates of the model, or what cannot be loaded.
+        ValueError: numbers that give no layout, or no measured rates of the model.
     """
-    gpus, runs, speed = options.gpus, options.runs, options.serving_speed
+    gpus, runs = options.gpus, options.runs
     for option, value in {"--gpus": gpus, "--runs": runs}.items():
         if value < 1:
             raise ValueError(f"got {option} {value}; expected at least 1")
     config.require_exploring("layout")
-    if not speed > 0:
-        raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
-    rates = _rates(config, options)
+    rates = _rates(config, options.scaled_to)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
-        return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs, speed=speed)
+        return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs)
 
     every = sorted_layouts(config)
     if not every:
@@ -62,34 +127,20 @@ def layout(config: RunConfig, options: Layout) -> None:
     console.print("\n".join(advice), soft_wrap=True, markup=False, highlight=False)
 
 
-def _rates(config: RunConfig, options: Layout) -> Rates:
-    measure, file, gpu = options.measure, options.rates, options.scaled_to
-    if gpu is not None and (measure or file):
-        raise ValueError(f"got --scaled-to {gpu} with rates of a GPU; expected it without --measure and --rates")
+def _rates(config: RunConfig, gpu: str | None) -> Rates:
+    name = config.preset.split("/")[0]
+    if name not in RATES:
+        raise ValueError(
+            f"got the model {name}; expected one of {', '.join(RATES)}, which were measured. A run of yours shows its time "
+            "per iteration, and when it ends"
+        )
     if gpu is not None and gpu not in PEAKS:
-        raise ValueError(f"got --scaled-to {gpu}; expected one of {', '.join(PEAKS)}; or measure yours by --measure")
-    if measure:
-        from solrl_trainer.layouts.measured_rates import measure_rates
-
-        measured = measure_rates(config)
-        if file is not None:
-            measured.save(file)
-    elif file is not None:
-        measured = MeasuredRates.read(file)
-        if measured.model != config.model:
-            raise ValueError(f"got --rates of {measured.model}; expected rates of {config.model}, or --measure")
-    else:
-        name = config.preset.split("/")[0]
-        shipped = shipped_rates(name)
-        if shipped is None:
-            raise ValueError(f"no rates are shipped for {name}, only for flux1, sd3 and sana; expected --measure")
-        measured = shipped
-    longer = "" if measure or file else "; where whole iterations were measured, they took 3 to 9 % longer"
-    print(f"rates of {measured.model} measured on {measured.gpu}{longer}")
-    if gpu is not None:
-        print(f"computed for {gpu} by NVIDIA's peaks, not measured; blocks that recompute take longer")
-        return scaled_rates(measured.rates, gpu)
-    return measured.rates
+        raise ValueError(f"got --scaled-to {gpu}; expected one of {', '.join(PEAKS)}")
+    print(f"rates of {name} measured on an H200; where whole iterations were measured, they took 3 to 9 % longer")
+    if gpu is None:
+        return RATES[name]
+    print(f"computed for {gpu} by NVIDIA's peaks, not measured; blocks that recompute take longer")
+    return scaled_rates(RATES[name], gpu)
 
 
 def _table(config: RunConfig, every: Sequence[GpuLayout]) -> Table:
@@ -138,3 +189,68 @@ def _commands(config: RunConfig, best: GpuLayout, runs: int, words: Sequence[str
         lines.append(f"  CUDA_VISIBLE_DEVICES={numbers} {shlex.join(command)}")
         first += gpus
     return lines
+
+
+def scaled_rates(rates: Rates, gpu: str) -> Rates:
+    """Rates that another GPU of `PEAKS` would have if an H200's follow the peaks; it explores in BF16 without FP8."""
+    (bf16, fp8), (of_bf16, of_fp8) = PEAKS["H200"], PEAKS[gpu]
+    scaled = {name: seconds * bf16 / of_bf16 for name, seconds in vars(rates).items()}
+    return Rates(**scaled | {"fp8": rates.fp8 * fp8 / of_fp8 if of_fp8 else scaled["bf16"]})
+
+
+def stages(config: RunConfig, rates: Rates) -> Stages:
+    """Seconds of one prompt with a run's settings."""
+    explore, samples = config.explore, config.regenerate
+    step = rates.bf16 if explore.precision == "bf16" or not config.two_stage else rates.fp8
+    steps, images = explore.candidates * explore.steps, explore.candidates
+    if explore.prune is not None:
+        dropped = explore.candidates - explore.prune.keep
+        steps -= dropped * (explore.steps - explore.prune.after)
+        images += explore.prune.keep  # candidates are scored halfway, and the rest again
+    regenerated = explore.keep if config.two_stage else 0
+    point = rates.point - (0 if config.algorithm.model_dump().get("kl_weight") else rates.reference)
+    points = trained_steps(samples.steps, config.algorithm.timestep_fraction)
+    return Stages(
+        explore=steps * step + images * rates.image,
+        regenerate=regenerated * (samples.steps * rates.bf16 + rates.image),
+        train=explore.keep * points * point,
+    )
+
+
+def layouts(stages: Stages, prompts: int, gpus: int, *, runs: int = 1) -> list[GpuLayout]:
+    """All layouts of `runs` equal runs on `gpus` GPUs, the fastest first.
+
+    Args:
+        stages: of one prompt on one training GPU.
+        prompts: per iteration.
+        gpus: of all runs and the service.
+        runs: that share the GPUs.
+    """
+    every = [colocated(stages, prompts, gpus // runs)] if gpus >= runs else []
+    for serving in range(1, gpus):
+        if training := (gpus - serving) // runs:
+            every.append(served(stages, prompts, serving, training, runs=runs))
+    return sorted(every, key=lambda layout: layout.seconds)
+
+
+def colocated(stages: Stages, prompts: int, gpus: int) -> GpuLayout:
+    """Every GPU takes its prompts through all stages."""
+    seconds = -(-prompts // gpus) * stages.total / prompts
+    return GpuLayout(0, gpus, 1, 0.0, seconds, 1 - stages.total / (gpus * seconds))
+
+
+def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: int = 1) -> GpuLayout:
+    """A service explores one version ahead, and the runs' GPUs do the rest; the slower side sets the pace.
+
+    The share that the service explores is the best of those that whole prompts of a rank allow. `serving` and
+    `training` are GPUs of the service and of each run; the rest is as of `layouts`.
+    """
+    per_rank = -(-prompts // training)
+
+    def with_share(share: float) -> GpuLayout:
+        explored = share * stages.explore
+        iteration = max(runs * prompts * explored / serving, per_rank * (stages.total - explored))
+        idle = 1 - runs * prompts * stages.total / (iteration * (serving + runs * training))
+        return GpuLayout(serving, training, runs, share, iteration / prompts, idle)
+
+    return min((with_share(count / per_rank) for count in range(1, per_rank + 1)), key=lambda layout: layout.seconds)

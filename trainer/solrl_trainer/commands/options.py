@@ -170,14 +170,8 @@ class Layout(SettingsCommand):
     """GPUs of all runs and the service."""
     runs: int = 1
     """Equal runs that share the GPUs."""
-    serving_speed: float = 1.0
-    """Speed of a GPU of the service, relative to a training one."""
-    measure: bool = False
-    """Load the model and measure this machine's GPU, instead of using figures of an H200."""
     scaled_to: Annotated[str | None, _shown("GPU", "none")] = None
     """Compute hours on another GPU, such as "RTX 4090", from the H200's figures and NVIDIA's peaks. Not measured."""
-    rates: Annotated[Path | None, _shown("FILE", "none")] = None
-    """Rates that an earlier --measure wrote to this file; with --measure, the file to write."""
 
 
 @dataclass
