@@ -14,7 +14,7 @@ from minis_recipe.reading import by_rapidocr, exact
 from PIL import Image, ImageDraw, ImageFont
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
-from solrl_core.tesseract import read_by_tesseract
+from minis_recipe.tesseract import read_by_tesseract
 
 from paper.finished import Finished, file_of, write_record
 from paper.intervals import Values
