@@ -131,8 +131,8 @@ def _rates(config: RunConfig, gpu: str | None) -> Rates:
     name = config.preset.split("/")[0]
     if name not in RATES:
         raise ValueError(
-            f"got the model {name}; expected one of {', '.join(RATES)}, which were measured. A run of yours shows its time "
-            "per iteration, and when it ends"
+            f"got the model {name}; expected one of {', '.join(RATES)}, which were measured. A run shows its time per "
+            "iteration, and when it ends"
         )
     if gpu is not None and gpu not in PEAKS:
         raise ValueError(f"got --scaled-to {gpu}; expected one of {', '.join(PEAKS)}")
