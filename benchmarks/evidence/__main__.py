@@ -61,7 +61,7 @@ def pages(results: Path) -> dict[Path, str]:
         **figures(own),
     }
     texts = {page: environment.get_template(name).render(named) for name, page in PAGES.items()}
-    return {page: re.sub(r"−(0\.0+)\b", r"+\1", text) for page, text in texts.items()}
+    return {page: re.sub(r"[+−](0\.0+)\b", r"\1", text) for page, text in texts.items()}
 
 
 def read(results: Path, name: str) -> Any:

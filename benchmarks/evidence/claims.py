@@ -4,18 +4,20 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from fast.arms import FAST
+from fast.arms import BASELINE, FAST
 from fast.cost import SHAPES, fast_run, hours_of_run, seconds_of_iteration
-from fast.page import POOLED
+from fast.page import POOLED, height, paired
 from fast.page import figures as of_recipes
+from paper.published import SPEED_UP
 
 Read = Callable[[str], Any]
 """Content of a stored result by its name, the path in benchmarks/results without `.json`."""
 Interval = Mapping[str, float]
 """A mean with its limits, as paper.json has it."""
 MODELS = ("flux", "sd3", "sana")
-WORDS = ("none", "one", "two", "three", "four")
+FALLS = "mini-sd3, hpsv2"
+"""The world whose runs fall after their peak."""
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def span(values: Iterable[float], digits: int = 2) -> str:
@@ -76,11 +78,16 @@ def uneven(shares: Sequence[float]) -> float:
 
 
 def p99(values: Sequence[float]) -> float:
-    """The 99th percentile."""
-    return float(np.percentile(values, 99))
+    """The 99th percentile, as load.md has it."""
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
-FILTERS = (span, points, signed, plain, share, percent, times, over, uneven, p99, statistics.median)
+def word(count: int) -> str:
+    """A number below ten as a word."""
+    return WORDS[count]
+
+
+FILTERS = (span, points, signed, plain, share, percent, times, over, uneven, p99, word, statistics.median)
 
 
 def figures(read: Read) -> dict[str, Any]:
@@ -94,16 +101,30 @@ def figures(read: Read) -> dict[str, Any]:
         **_hacking(tables["hacking"]),
         **_times(read),
         "fast": _fast(read("fast")),
+        "peers": _peers(read("peers")["rows"]),
     }
 
 
+def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Model, recipe and trainer → the rows of its timed parts."""
+    timed: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in rows:
+        if row["part"] in ("sample", "train"):
+            timed.setdefault((row["model"], row["recipe"], row["trainer"]), {})[row["part"]] = row
+    return timed
+
+
 def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
-    of_stage = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm"])
+    rows = [row for row in stored["rows"] if row["stage"] == "confirm"]
+    of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
+    falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
+    pairs = [pair for world in of_stage for pair in paired([row for row in rows if row["world"] == world], FAST)]
     return {
         "pooled": {arm: each | {"time": each["time"]["flux"]["90%"]} for arm, each in pooled.items()},
         "worlds": {
-            world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"]} for world, arms in of_stage.items()
+            world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"]}
+            for world, arms in of_stage.items()
         },
         "clock": {shape: run["clock"] for shape, run in stored["loop"].items()},
         "loop": stored["loop"]["flux"]["clock"] / stored["loop"]["flux"]["prompts"],
@@ -112,6 +133,13 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
         },
         "kept": min(pooled[FAST]["kept"]),
+        "ends": {
+            "fast": span(falls[FAST]["ends"]),
+            "base": span(falls[BASELINE]["ends"]),
+            "rest": f"{min(end for arms in rest for end in arms[FAST]['ends']):.2f}",
+        },
+        "missed": WORDS[sum(height(run) < 0.9 * height(base) for run, base in pairs)],
+        "short": WORDS[sum(arms[FAST]["time"]["flux"]["90%"]["mean"] < SPEED_UP[1] for arms in of_stage.values())],
     }
 
 
@@ -136,14 +164,10 @@ def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
         norms = [one["gradient norm"] for row, one in gains.items() if row.startswith("24-in-24") != large]
         return span((last / first for first, last in norms), 0)
 
-    def best(family: str) -> str:
-        return series(one["best, sd"]["mean"] for row, one in gains.items() if row.startswith(family))
-
     return {
+        "plateau_at": span((one["at iteration"] for row, one in gains.items() if not row.startswith("24-in-24")), 0),
         "gradients_small": grown(False),
         "gradients_large": grown(True),
-        "best_small": best("24-in-24 BF16"),
-        "best_ours": best("Sol-RL"),
     }
 
 
