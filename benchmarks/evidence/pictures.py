@@ -7,19 +7,27 @@ from typing import Any
 
 import numpy as np
 from evidence.claims import MODELS, Read
-from fast.page import gains
+from fast.arms import BASELINE, FAST, PAPER, PLAIN
+from fast.page import figures as of_recipes
+from fast.page import gains, height
 from paper.intervals import over_seeds
 from solrl_trainer.report import style
 
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-Large 1024²", "sana": "SANA 1.6B 1024²"}
 RECIPES = {
-    "24-in-24, β 1": ("24 drawn, 24 trained", "C7"),
-    "best plain": ("best without exploring", "C2"),
-    "Sol-RL as published": ("Sol-RL as published", "C1"),
-    "fast": ("fast", "C0"),
+    FAST: ("fast", "C0"),
+    PLAIN: ("fast without exploring, 12-in-12", "C2"),
+    BASELINE: ("24-in-24", "C7"),
+    PAPER: ("Sol-RL as published", "C1"),
 }
 """Arm → its name and its colour."""
-FAMILIES = {"24-in-24 BF16": "24 in 24, BF16", "24-in-96 BF16": "24 in 96, BF16", "Sol-RL": "Sol-RL"}
+FAMILIES = {
+    "24-in-24 BF16": ("24-in-24", "C7"),
+    "24-in-96 BF16": ("24-in-96, in BF16", "C2"),
+    "Sol-RL": ("Sol-RL", "C1"),
+}
+WIDTH = 720
+"""Points of a picture, about the pixels of a page's text, so that labels have the size of small print."""
 TITLES = {
     "ocr": "OCR",
     "clipscore": "CLIPScore",
@@ -53,23 +61,31 @@ def _with_fallback(found: re.Match[str]) -> str:
 
 
 def speed(read: Read, path: Path) -> None:
-    """Bars of one prompt's iteration by phase, with their seconds and the speed-up over naive scaling at their ends."""
+    """Bars of one prompt's iteration by phase; at their ends its seconds, and how fast it is beside naive scaling."""
     parts = {(row["model"], row["part"]): row for row in read("equal_gpus")["rows"] if row["gpus"] == 1}
-    recipes = {"naive": "naive scaling", "sol_rl": "six steps", "sol_rl, 4 fitted steps": "four fitted steps"}
-    phases = {"explore": "C2", "regenerate": "C1", "train": "C7"}
-    with style.figure(800, 330) as figure:
+    recipes = {
+        "24-in-24": "24-in-24",
+        "naive": "naive scaling:\n24-in-96, BF16",
+        "sol_rl": "Sol-RL,\nsix steps",
+        "sol_rl, 4 fitted steps": "Sol-RL, four\nfitted steps",
+    }
+    phases = {"explore": ("draw or explore", "C2"), "regenerate": ("regenerate", "C1"), "train": ("train", "C7")}
+    with style.figure(WIDTH, 330) as figure:
         panels = figure.subplots(1, len(MODELS))
         for model, axes in zip(MODELS, panels, strict=True):
             trained = parts[model, "training"]["s"]
+            quarter = {phase: parts[model, "naive"][phase] / 4 for phase in ("explore", "regenerate")}
+            parts[model, "24-in-24"] = quarter
             naive = parts[model, "naive"]["s"] + trained
             for at, recipe in enumerate(recipes):
                 row, total = parts[model, recipe] | {"train": trained}, 0.0
-                for phase, colour in phases.items():
-                    axes.barh(at, row[phase], left=total, color=colour, label=None if at else phase)
+                for phase, (said, colour) in phases.items():
+                    axes.barh(at, row[phase], left=total, color=colour, label=None if at else said)
                     total += row[phase]
-                times = f", {naive / total:.2f} ×" if at else ""
+                times = f"\n{naive / total:.2f} ×" if recipe.startswith("sol_rl") else ""
                 _beside(axes, f"{total:.1f} s{times}", (total, at), fontweight="bold")
-            axes.set(title=NAMES[model], xlabel="seconds", xlim=(0, 1.3 * naive), yticks=range(len(recipes)))
+            axes.set(title=NAMES[model], xlabel="seconds of a prompt", xlim=(0, 1.3 * naive), yticks=range(len(recipes)))
+            axes.locator_params(axis="x", nbins=4)
             axes.set_yticklabels(recipes.values() if model == MODELS[0] else [])
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
@@ -80,17 +96,18 @@ def speed(read: Read, path: Path) -> None:
 def training(read: Read, path: Path) -> None:
     """Dots of strict accuracy before and after training, a row for each pair of miniature and reward."""
     pairs: Sequence[Mapping[str, Any]] = read("all_pairs")
-    with style.figure(800, 360) as figure:
+    with style.figure(WIDTH, 380) as figure:
         axes = figure.subplots()
-        for at, pair in enumerate(pairs):
+        places = [place + 0.7 * (place // len({pair["reward"] for pair in pairs})) for place in range(len(pairs))]
+        for at, pair in zip(places, pairs, strict=True):
             before, after = pair["strict_before"], pair["strict_after"]
             axes.plot([before, after], [at, at], color="C7", linewidth=1.5, zorder=1)
             axes.plot(before, at, "o", color="C7", label="before" if not at else None)
             axes.plot(after, at, "o", color="C0", label="after" if not at else None)
             _beside(axes, f"+{after - before:.0f}{'' if at else ' points'}", (after, at), gap=8, fontsize=9)
-        axes.set(yticks=range(len(pairs)), xlabel="images that show exactly what their prompt says")
+        axes.set(yticks=places, xlabel="held-out images that show exactly what their prompt says")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
-        axes.set_yticklabels([f"{pair['model']}, {pair['reward']}" for pair in pairs])
+        axes.set_yticklabels([f"{pair['model']}, {TITLES[pair['reward']]}" for pair in pairs])
         axes.set_xlim(40, 84)
         axes.grid(axis="y", visible=False)
         axes.invert_yaxis()
@@ -102,15 +119,15 @@ def plateaus(read: Read, path: Path) -> None:
     """Mean learning curves of the long runs with their intervals over seeds, a panel for each reward."""
     curves = read("paper")["tables"]["plateaus"]["curves"]
     rewards = list(dict.fromkeys(name.rpartition(", ")[2] for name in curves))
-    with style.figure(800, 330) as figure:
+    with style.figure(WIDTH, 330) as figure:
         panels = figure.subplots(1, len(rewards), sharey=True)
         for reward, axes in zip(rewards, panels, strict=True):
-            for at, name in enumerate(FAMILIES):
-                iterations, gains, *limits = zip(*curves[f"{name}, {reward}"], strict=True)
-                _curve(axes, iterations, gains, limits, f"C{at}")
+            for name, (_, colour) in FAMILIES.items():
+                iterations, means, *limits = zip(*curves[f"{name}, {reward}"], strict=True)
+                _curve(axes, iterations, means, limits, colour)
             axes.set(title=f"trained on {TITLES[reward]}", xlabel="iterations")
         panels[0].set_ylabel("gain of the held-out reward, sd")
-        _legend(figure, panels[0], FAMILIES.values())
+        _legend(figure, panels[0], [said for said, _ in FAMILIES.values()])
         write(figure, path)
 
 
@@ -118,10 +135,12 @@ def recipes(read: Read, path: Path) -> None:
     """Mean held-out gains of the confirmed recipes over GPU hours of FLUX.1 with intervals, a panel for each world."""
     rows = [row for row in read("fast")["rows"] if row["stage"] == "confirm"]
     worlds = list(dict.fromkeys(row["world"] for row in rows))
-    with style.figure(800, 500) as figure:
+    saved = of_recipes(rows)
+    with style.figure(WIDTH, 520) as figure:
         panels = figure.subplots(2, 2, sharex=True)
         for world, axes in zip(worlds, panels.flat, strict=True):
-            for arm, (_, colour) in RECIPES.items():
+            fallen = []
+            for arm, (said, colour) in RECIPES.items():
                 curves = [gains(row) for row in rows if (row["world"], row["arm"]) == (world, arm)]
                 if not curves:
                     continue
@@ -130,13 +149,21 @@ def recipes(read: Read, path: Path) -> None:
                 means = [over_seeds(np.array([curve[i][1] for curve in curves])) for i in range(1, len(curves[0]))]
                 limits = [mean.low for mean in means], [mean.high for mean in means]
                 _curve(axes, hours, [mean.mean for mean in means], limits, colour)
-            model, reward, *guidance = world.split(", ")
-            axes.set(title=", ".join([model, TITLES[reward], *guidance]), xscale="log", ylim=(0, None))
+                fallen += [said] if means[-1].mean < 0 else []
+            if fallen:
+                axes.text(0.03, 0.05, f"{' and '.join(fallen)}\nend below 0", transform=axes.transAxes)
+            model, reward, *_ = world.split(", ")
+            best = np.mean([height(row) for row in rows if (row["world"], row["arm"]) == (world, BASELINE)])
+            axes.axhline(0.9 * best, color="C7", linestyle="--", linewidth=1)
+            if axes is panels[0, 0]:
+                axes.annotate("90 % of 24-in-24's best", (10, 0.88 * best), ha="right", va="top")
+            factor = saved[world][FAST]["time"]["flux"]["90%"]["mean"]
+            axes.set(title=f"{model}, {TITLES[reward]}: fast saves {factor:.1f} ×", xscale="log", ylim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xticks([0.1, 0.3, 1, 3, 10])
             axes.minorticks_off()
         for axes in panels[1]:
-            axes.set_xlabel("hours of one H200 for as many FLUX.1 samples")
+            axes.set_xlabel("hours that FLUX.1 would take on one H200")
         for axes in panels[:, 0]:
             axes.set_ylabel("gain of the held-out reward, sd")
         _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()])
@@ -147,7 +174,7 @@ def plans(read: Read, path: Path) -> None:
     """Ranks that cheaper plans lose against six steps in FP8, with intervals over prompts, a dot for each miniature."""
     rows = [row for row in read("refitted/plan_fidelity")["rows"] if row["decoded"] == "whole"]
     minis = list(dict.fromkeys(row["model"] for row in rows))
-    with style.figure(800, 260) as figure:
+    with style.figure(WIDTH, 270) as figure:
         axes = figure.subplots()
         names = []
         for at, (name, plan) in enumerate(PLANS.items()):
@@ -160,7 +187,7 @@ def plans(read: Read, path: Path) -> None:
                 axes.plot([low, high], [place, place], color=colour)
                 axes.plot(mean, place, "o", color=colour, label=None if at else mini)
         axes.axvline(0, color="C7", linestyle="--", linewidth=1)
-        axes.set(xlabel="ranks lost by the best or worst 12 of 96", yticks=range(len(names)))
+        axes.set(xlabel="mean ranks that the chosen 12 of 96 lose against six steps; 0 is as good", yticks=range(len(names)))
         axes.set_yticklabels(names)
         axes.grid(axis="y", visible=False)
         axes.invert_yaxis()
@@ -178,7 +205,7 @@ def _curve(axes: Any, at: Sequence[float], means: Sequence[float], limits: Seque
 
 def _legend(figure: Any, axes: Any, names: Iterable[str]) -> None:
     """Names below the panels for the curves of one of them, which has all, and for the dot."""
-    lines = [line for line in axes.get_lines() if line.get_marker() == "None"]
+    lines = [line for line in axes.get_lines() if line.get_marker() == "None" and line.get_linestyle() == "-"]
     (dot,) = axes.plot([], [], "o", color="C7", markersize=7)
     figure.legend([*lines, dot], [*names, "best checkpoint"], loc="outside lower center", ncols=len(lines) + 1)
 
