@@ -74,8 +74,7 @@ def speed(read: Read, path: Path) -> None:
         panels = figure.subplots(1, len(MODELS))
         for model, axes in zip(MODELS, panels, strict=True):
             trained = parts[model, "training"]["s"]
-            quarter = {phase: parts[model, "naive"][phase] / 4 for phase in ("explore", "regenerate")}
-            parts[model, "24-in-24"] = quarter
+            parts[model, "24-in-24"] = {phase: parts[model, "naive"][phase] / 4 for phase in ("explore", "regenerate")}
             naive = parts[model, "naive"]["s"] + trained
             for at, recipe in enumerate(recipes):
                 row, total = parts[model, recipe] | {"train": trained}, 0.0
@@ -84,9 +83,9 @@ def speed(read: Read, path: Path) -> None:
                     total += row[phase]
                 times = f"\n{naive / total:.2f} ×" if recipe.startswith("sol_rl") else ""
                 _beside(axes, f"{total:.1f} s{times}", (total, at), fontweight="bold")
-            axes.set(title=NAMES[model], xlabel="seconds of a prompt", xlim=(0, 1.3 * naive), yticks=range(len(recipes)))
+            axes.set(title=NAMES[model], xlabel="seconds of a prompt", xlim=(0, 1.3 * naive))
+            axes.set_yticks(range(len(recipes)), recipes.values() if model == MODELS[0] else [""] * len(recipes))
             axes.locator_params(axis="x", nbins=4)
-            axes.set_yticklabels(recipes.values() if model == MODELS[0] else [])
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(phases))
@@ -187,8 +186,8 @@ def plans(read: Read, path: Path) -> None:
                 axes.plot([low, high], [place, place], color=colour)
                 axes.plot(mean, place, "o", color=colour, label=None if at else mini)
         axes.axvline(0, color="C7", linestyle="--", linewidth=1)
-        axes.set(xlabel="mean ranks that the chosen 12 of 96 lose against six steps; 0 is as good", yticks=range(len(names)))
-        axes.set_yticklabels(names)
+        axes.set_xlabel("mean ranks that the chosen 12 of 96 lose against six steps; 0 is as good")
+        axes.set_yticks(range(len(names)), names)
         axes.grid(axis="y", visible=False)
         axes.invert_yaxis()
         axes.legend(loc="upper right")
