@@ -58,19 +58,20 @@ version N.
 A checkpoint also has digests and versions of what the run depends on: `prompts:train` and `prompts:test` (of several
 sets `prompts:train:SET`), `prompts:images` (stored images), `model:vae` and so on, `rewards:NAME`, `algorithm:NAME`
 (a file that does not come with solrl), and `libraries:torch` and so on. A difference is an error that shows both
-values. If you mean it, allow it by name: `--allow-change prompts:train`, or a whole kind or section:
-`--allow-change prompts`.
+values. Allow it by name, `--allow-change prompts:train`, or by kind, `--allow-change prompts`.
 """
 _SERVICE = """\
 ## A service
 
 Options of `solrl-rollout serve` and `doctor`. The environment may set each: `--max-body-bytes` is
-`SOLRL_MAX_BODY_BYTES`. `HF_TOKEN` is for gated models.
+`SOLRL_MAX_BODY_BYTES`, and commas separate the items of a list. With a token file, one tenant gets
+[at most half](security.md#limits) of the limits in bytes.
 """
 _REWARD_SERVICE = """\
 ## A reward service
 
-Options of `solrl-reward serve` and `solrl-reward doctor`, which the environment may set, too.
+Options of `solrl-reward serve` and `solrl-reward doctor`, which the environment may set, too. With a token file, one
+tenant gets at most half of `--queue-limit`.
 """
 
 
@@ -98,9 +99,10 @@ def page() -> str:
 
 
 def _of_algorithms() -> dict[str, list[Setting]]:
-    """Algorithms → their own settings, and common ones with another default; each row is there once."""
+    """Algorithms → their own settings, and common ones with another default; rows and meanings once."""
     common = RunConfig.model_fields["algorithm"].annotation
     assert common is not None
+    described = {(row.name, row.meaning) for row in settings_of(common, "algorithm.")}
     names_of: dict[Setting, list[str]] = {}
     for name in filter(ALGORITHMS.is_built_in, ALGORITHMS.names()):
         for row in settings_of(ALGORITHMS.find(name).Settings, "algorithm."):
@@ -110,7 +112,13 @@ def _of_algorithms() -> dict[str, list[Setting]]:
         if row not in set(settings_of(common, "algorithm.")):
             *first, last = (f"`algorithm.name={name}`" if name == names[0] else f"`{name}`" for name in names)
             tables.setdefault(" or ".join(filter(None, [", ".join(first), last])), []).append(row)
-    return dict(sorted(tables.items()))
+    tables = dict(sorted(tables.items()))
+    for rows in tables.values():
+        for at, row in enumerate(rows):
+            if (row.name, row.meaning) in described:
+                rows[at] = row._replace(meaning="As above.")
+            described.add((row.name, row.meaning))
+    return tables
 
 
 def _rules() -> str:

@@ -68,8 +68,7 @@ class HttpSettings(BaseSettings):
     allow_anonymous."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
-    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens.
-    In the environment they are separated by commas."""
+    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
     """Seconds over which a request's body must average 16 KiB per second."""
@@ -87,8 +86,7 @@ class HttpSettings(BaseSettings):
     """Largest JSON body, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes of all request bodies in memory; further requests are answered 503.
-    With a token file, one tenant may use half of it, or one body of the largest size."""
+    """Maximum bytes in memory of request bodies, and of images for answers; further requests are answered 503."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work."""

@@ -24,8 +24,7 @@ class Scoring(BaseSettings):
     model_config = CONFIG
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
-    """Rewards to serve, by name or package.module:attribute; name=source serves one under another name.
-    In the environment they are separated by commas."""
+    """Rewards to serve, by name or package.module:attribute; name=source serves one under another name."""
 
     reward_options: Annotated[
         dict[str, dict[str, Any]],
@@ -50,8 +49,7 @@ class Scoring(BaseSettings):
     Until a late reward returns, its requests fail and /health/live answers 503."""
 
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
-    """Maximum number of waiting images; further requests are answered 429.
-    With a token file, one tenant may use half of it, or one request of the largest size."""
+    """Maximum number of waiting images; further requests are answered 429."""
 
 
 class RewardSettings(HttpSettings, Scoring):

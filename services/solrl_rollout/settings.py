@@ -111,8 +111,7 @@ class Hosting(BaseSettings):
     auto leaves out a precision that does not rank; by name, it is served with a warning."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
-    """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it.
-    In the environment they are separated by commas."""
+    """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it."""
 
     reward_options: Annotated[
         dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
@@ -127,7 +126,7 @@ class Hosting(BaseSettings):
 
     reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT. They get
-    no token. In the environment they are separated by commas."""
+    no token."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
         None
@@ -161,13 +160,8 @@ class RolloutSettings(HttpSettings, Hosting):
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
 
-    max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes in memory of request bodies and requested images; further requests are answered 503. With a token
-    file, one tenant may use half of it, or one body of the largest size."""
-
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
-    """Maximum bytes of the adapters of accepted requests in memory, each counted once; further ones are answered 503.
-    With a token file, one tenant may use half of it, or one adapter of the largest size."""
+    """Maximum bytes in memory of the adapters of accepted requests, each counted once; others are answered 503."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""
@@ -175,9 +169,6 @@ class RolloutSettings(HttpSettings, Hosting):
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
     """Most seconds of a worker's response to /health/live; it responds between two steps. After twice as long, one of
     several workers is replaced."""
-
-    drain_timeout: Annotated[int, Field(ge=0)] = 50
-    """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""
 
     tenant_queue_limit: Annotated[
         Annotated[int, Field(ge=1)] | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: queue_limit)")

@@ -69,13 +69,13 @@ class RunConfig(Section):
     """Layers that stay in BF16 at a precision on this device: FOLDER/layers.json of `solrl-rollout check --out FOLDER`.
     A service has its own, `serve --layers`. null: the family's."""
     start_lora: Path | None = None
-    """LoRA that the run starts from, a file or folder in the layout of diffusers, PEFT, ComfyUI or kohya, of at
-    most rank lora.rank. Gains and the pull to the reference stay relative to the model without it. null: none."""
+    """LoRA to start from, of at most rank lora.rank: a file or folder in the layout of diffusers, PEFT, ComfyUI or
+    kohya. Gains and the pull to the reference stay relative to the model without it."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score. A reward of weight 0 is logged but not trained. The field rewards of a prompt's
-    metadata may have all weights of that prompt instead."""
+    """Reward → weight in the score; with 0 it is only logged. A prompt's metadata may have other weights, in the field
+    rewards."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
     rollout service has not loaded a reward with at, requests bring it."""
@@ -88,8 +88,8 @@ class RunConfig(Section):
     output: Path
     """Folder of the run; by default `runs/RUN`."""
     prompts: str | dict[str, PromptSource]
-    """Registered prompt set, or a folder with train/test files. Several: set → its relative share of every iteration's
-    prompts and of the held-out prompts. With rewards of its own: set → {share: …, rewards: …}."""
+    """Registered prompt set, or a folder with train/test files. Several: set → its share of each iteration's and of the
+    held-out prompts, or {share: …, rewards: …}."""
     iterations: Positive = 100
     """Iterations of the run."""
     seed: Seed = 42
@@ -113,7 +113,7 @@ class RunConfig(Section):
     checkpoint_every: Positive = 1
     """Iterations between checkpoints; versions that are evaluated and the last iteration always have one."""
     keep_checkpoints: Positive = 2
-    """Number of newest checkpoints to keep. The one with the best held-out reward is kept as well (evaluate.every)."""
+    """Newest checkpoints to keep, beside the one with the best held-out reward."""
     track: Names = ()
     """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each
     needs the extra of its name."""

@@ -29,11 +29,11 @@ class EvaluateSettings(Section):
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
-    lies below its best version's mean. The run exports its best checkpoint, also if it trains to its last iteration.
-    Judged at evaluations along the run. null: never; the last checkpoint is exported."""
+    lies below its best version's mean. Evaluations along the run judge this. With it, a run always exports its best
+    checkpoint. null: it does not end early, and exports its last."""
     guards: Names = ()
-    """Rewards, of `rewards` here or the run's, that end the run when the 95 % interval of a change from the base lies
-    below 0 at an evaluation along the run. The run exports the best checkpoint before."""
+    """Rewards, of `rewards` here or the run's, that end the run when an evaluation's 95 % interval of the change from
+    the base lies below 0. The run exports the best checkpoint before."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts, sampled likewise, to compare scores of exploration and of regeneration over all
     candidates."""

@@ -46,24 +46,24 @@ class Explore(Section):
     precision: RequestedPrecision = "auto"
     """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none."""
     adapter: AdapterUse = "merged"
-    """merged: the adapter is merged into the weights, which are then quantised. unmerged: the base's weights are
-    quantised, and the adapter's product, in BF16, is added to their outputs. Needs precision=nvfp4."""
+    """merged: into the weights, which are then quantised. unmerged, with precision=nvfp4 alone: the base's weights are
+    quantised, and the adapter's product, in BF16, is added to their outputs."""
     prune: Prune | None = None
     """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     decoder_precision: DecoderPrecision | None = None
-    """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
-    null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and more elsewhere."""
+    """Precision of the decoder for images that are only scored; null: the autoencoder's own. fp8 takes less time on
+    GPUs from Hopper on, and more elsewhere."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with other settings is refused."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of each rank's prompts that the service explores. The trainer's device explores the rest under the same
-    version, and needs memory for the weights at that precision. `solrl-train layout` computes the best share. With
-    precision=auto, both take the fastest that both support natively."""
+    """Share of each rank's prompts that the service explores; `solrl-train layout` computes the best. The trainer's
+    device explores the rest, and needs memory for the weights at that precision. With precision=auto, both take the
+    fastest that both support natively."""
     lag: Annotated[int, Field(ge=0)] | None = None
     """Iteration i is explored under version i − lag, while earlier iterations are trained. The service must retain lag
     + 1 versions. null: 1 where a service explores, 0 otherwise."""

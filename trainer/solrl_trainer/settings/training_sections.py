@@ -49,14 +49,13 @@ class Optimizer(Section):
     batch: Positive = 16
     """Samples per backward pass."""
     activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Transformer blocks with activation checkpointing: the backward pass recomputes their activations instead of
-    storing them, which is slower. true for all, false for none, or a number. auto: the fewest that let training fit
-    in the GPU; none on a CPU."""
+    """Transformer blocks whose activations the backward pass recomputes instead of storing them, which is slower: true
+    for all, false for none, or a number. auto: the fewest that let training fit in the GPU; none on a CPU."""
     shard_base: bool | Literal["auto"] = "auto"
     """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
     encoders: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
-    iteration. auto: there if the run would else not fit, or need activation checkpointing in more blocks."""
+    """Where text encoders wait while no prompt is encoded; from cpu, they move to the GPU once per iteration. auto: cpu
+    if the run would else not fit, or recompute more blocks."""
 
     def rate(self, iteration: int) -> float:
         """Learning rate of an iteration, from 0."""
