@@ -1,4 +1,4 @@
-"""The page on the HTTP API: its commands return the answers shown, and its noise is the client's.
+"""The page on the HTTP API: its commands return the answers shown, and its seeds are ours.
 
 The service is that of the page on rewards, so that one service is enough.
 """
@@ -128,14 +128,6 @@ def test_seeds_are_expanded_as_the_page_says() -> None:
     seeds = code("seeds.py")["seeds"]
     for root, prompt in ((0, "p0"), (2**53 - 1, "ein Prompt, größer")):
         assert seeds(root, prompt, 5) == expand_seeds(root, prompt, 5)
-
-
-def test_the_code_of_noise_is_the_client_s() -> None:
-    """Tests of the client compare it with the service's."""
-    (block,) = [block for block in blocks(PAGE, "python") if block.title == "noise.py"]
-    assert callable(code("noise.py")["noise"])
-    source = (ROOT / "clients/solrl_client/noise.py").read_text()
-    assert source.endswith(block.text[block.text.index("def ") :])
 
 
 def test_the_service_serves_the_reward_of_the_page_on_rewards(service: httpx.Client, examples: Path) -> None:
