@@ -32,7 +32,7 @@ class Scoring(BaseSettings):
         tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint=""),
     ] = Field(default_factory=dict)
     """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
-    For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
+    For example '{"hpsv2": {"dtype": "bfloat16"}}'."""
 
     options_from: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
     """Model whose solrl.json has options of rewards: a registered name or local folder.
@@ -45,7 +45,7 @@ class Scoring(BaseSettings):
     """Maximum number of images of several requests that are scored together; one request may have more."""
 
     score_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Most seconds of a reward, apart from the seconds that it waits for another service.
+    """Most seconds of a reward, apart from waiting for another service.
     Until a late reward returns, its requests fail and /health/live answers 503."""
 
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096

@@ -57,9 +57,8 @@ class Hosting(BaseSettings):
     model_config = CONFIG
 
     model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
-    """Models to host side by side, each [name=]location[@revision].
-    location: a registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these.
-    name: its name in requests; revision: hub commit or tag."""
+    """Models to host side by side, each [name=]location[@revision], with the name in requests and a hub commit or tag.
+    location: a registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
 
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""

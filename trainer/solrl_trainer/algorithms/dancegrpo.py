@@ -17,12 +17,8 @@ class DanceGrpoSettings(GrpoSettings):
     """Settings of DanceGRPO. The defaults are those of its FLUX.1 scripts."""
 
     global_std: bool = False
-    """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
     sde: SdeKind = "dance"
-    """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
-    no noise in the images that rewards judge."""
     eta: Eta = 0.3
-    """Level of the sampler's noise; with cps at most 1."""
 
 
 class DanceGrpo(Grpo[DanceGrpoSettings]):

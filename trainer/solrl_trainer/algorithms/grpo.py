@@ -25,20 +25,17 @@ class GrpoSettings(AlgorithmSettings):
     eta: Eta = 0.7
     """Level of the sampler's noise; with cps at most 1."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """The ratio of probabilities is clipped to 1 ± this. It is small because log-probabilities are means over
-    latents, not sums."""
+    """The ratio of probabilities is clipped to 1 ± this; small because log-probabilities are means over latents."""
     trust_region: Literal["clip", "guard", "dppo"] = "clip"
-    """What keeps an update near the behaviour policy. clip: the ratio is clipped. guard: GRPO-Guard's ratio, centred at
-    1 and scaled, is clipped, and a step's loss is divided by its length. dppo: Flow-DPPO; a step beyond kl_threshold
-    that would go further has no gradient."""
+    """What keeps an update near the behaviour policy. clip: the ratio is clipped. guard: GRPO-Guard's ratio is clipped.
+    dppo: Flow-DPPO; a step beyond kl_threshold that would go further has no gradient."""
     kl_threshold: Annotated[float, Field(gt=0)] = 1e-5
-    """With trust_region=dppo, the KL divergence from the behaviour policy, as a mean over latents, beyond which a step
-    must not go further."""
+    """With trust_region=dppo, the largest KL divergence of a step from the behaviour policy, as a mean over latents."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     recompute: bool = True
-    """Compute the steps' log-probabilities under the behaviour policy again at every update, for one more pass without
-    gradient; false: as recorded by a generator, which rounds otherwise."""
+    """Compute the steps' log-probabilities under the behaviour policy again at every update, for one more pass; false:
+    as the generator recorded them, which rounds otherwise."""
     window: Positive | None = None
     """Number of stochastic, trained steps; all other steps follow the ODE. null: all but the last."""
     window_within: Annotated[float, Field(gt=0, le=1)] = 1.0

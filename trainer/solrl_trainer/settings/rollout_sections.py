@@ -32,9 +32,9 @@ class Explore(Section):
     """Candidates of each prompt."""
 
     source: Literal["model", "images", "pairs"] = "model"
-    """model: candidates that the model generates. images, pairs: one stored image, or a better and a worse one, that
-    each training prompt's metadata names: file_name or image; chosen and rejected, or jpg_0, jpg_1 and label_0. Needs
-    regenerate.at=none; images also needs an algorithm that compares no samples, such as sft."""
+    """model: candidates that the model generates. images, pairs: the stored image, or the better and the worse one, of
+    each training prompt (docs/images-and-pairs.md), with regenerate.at=none; images only with an algorithm that
+    compares no samples, such as sft."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
@@ -65,8 +65,8 @@ class Explore(Section):
     device explores the rest, and needs memory for the weights at that precision. With precision=auto, both take the
     fastest that both support natively."""
     lag: Annotated[int, Field(ge=0)] | None = None
-    """Iteration i is explored under version i − lag, while earlier iterations are trained. The service must retain lag
-    + 1 versions. null: 1 where a service explores, 0 otherwise."""
+    """Iteration i is explored under version i − lag; the service must retain lag + 1 versions. null: 1 where a service
+    explores, 0 otherwise."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -96,7 +96,7 @@ class Regenerate(Section):
     """Regeneration of the selected seeds in BF16."""
 
     at: Literal["trainer", "none"] = "trainer"
-    """trainer: the trainer's device regenerates, under the newest version, at any explore.lag. none: training uses the
-    explored candidates themselves, which a service does not send."""
+    """trainer: the trainer's device regenerates, under the newest version. none: training uses the explored candidates
+    themselves, which a service does not send."""
     steps: Steps = 10
     """Solver steps of a sample."""
