@@ -12,8 +12,9 @@ from tests.support.service_helpers import BODY_LIMIT, MODEL, QUEUE_LIMIT, Layout
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[RunningService]:
-    """A service with an in-memory store and small limits."""
+    """A service with an in-memory store and small limits, which is also `gpu-node`."""
     limits = ["--max-adapter-bytes", str(BODY_LIMIT), "--queue-limit", str(QUEUE_LIMIT)]
+    limits += ["--allowed-hosts", "gpu-node", "10.1.2.3"]
     with running_service(*limits, "--max-body-bytes", str(BODY_LIMIT)) as running:
         yield running
         assert "Traceback" not in running.log.read_text()

@@ -1,7 +1,5 @@
 """Third-party rewards with faults, loaded by the real service as `tests.services.faulty_rewards:<name>`."""
 
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -106,13 +104,6 @@ class Fatal:
 
 
 fatal = Fatal()
-
-
-def lethal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Kills the process if the metadata says `kill`."""
-    if any(one.get("kill") for one in metadata):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return images.mean((1, 2, 3))
 
 
 def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

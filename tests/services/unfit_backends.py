@@ -6,19 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from solrl_engine.backend import GenerationRequest
 from tests.services.fake_backend import FakeBackend
-
-
-def uneven(*_: Any) -> FakeBackend:
-    """Has other weights in each process."""
-    backend = FakeBackend()
-    backend.identity = replace(backend.identity, digests={"transformer": f"sha256:{os.getpid():064x}"})
-    return backend
 
 
 def missing(*_: Any) -> FakeBackend:

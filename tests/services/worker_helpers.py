@@ -20,8 +20,6 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from tests.services.fake_backend import REWARD, chunk, job, pinged
 from tests.support.service_helpers import Layout, RunningService, adapter_file
 
-LETHAL = "tests.services.faulty_rewards:lethal"
-
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:

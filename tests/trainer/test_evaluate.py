@@ -3,12 +3,9 @@
 import base64
 import hashlib
 import json
-import re
 import shutil
-from contextlib import closing, redirect_stderr
-from io import StringIO
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -153,16 +150,9 @@ def test_the_transformer_is_exported_merged(finished: Path, tmp_path: Path) -> N
     assert changed
 
 
-def test_the_cards_own_lines_load_the_weights_and_generate(finished: Path, tmp_path: Path) -> None:
+def test_an_export_has_a_card_and_keeps_a_readme_that_is_none(finished: Path, tmp_path: Path) -> None:
     accepted(main, "export", str(finished), "--output", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "grid.png", "lora.safetensors"]
-    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.S)
-    names: dict[str, Any] = {}
-    with redirect_stderr(StringIO()):
-        exec(code.replace("num_inference_steps=2", "num_inference_steps=1"), names)
-    assert names["image"].size == (64, 64)
-    loaded = names["pipeline"].transformer.state_dict()
-    assert any("lora_B" in name and tensor.abs().sum() > 0 for name, tensor in loaded.items())
     said = refused(main, "export", str(finished), "--output", str(tmp_path / "new"), "--format", "comfyui")
     assert "the layout of comfyui has no names for the family sana; expected one of flux," in said
     assert not (tmp_path / "new").exists()

@@ -31,8 +31,8 @@ from tests.services.fake_backend import SHAPE, FakeBackend
 from tests.services.reward_servers import serving
 from tests.support.service_helpers import rollout_request
 
-NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers", "evil")
-WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL = (f"tests.services.faulty_rewards:{name}" for name in NAMES)
+NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers")
+WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX = (f"tests.services.faulty_rewards:{name}" for name in NAMES)
 PLACES = ("service", "service's server", "trainer", "trainer's server")
 TEXT, SEEDS = "a red circle", [1, 2, 3]
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ def places(names: tuple[str, ...]) -> Iterator[tuple[dict[str, Score], Callable[
 
 @pytest.fixture(scope="module")
 def everywhere() -> Iterator[dict[str, Score]]:
-    with places((WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL)) as (found, _):
+    with places((WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX)) as (found, _):
         yield found
 
 
@@ -153,13 +153,6 @@ def test_faults_agree(everywhere: dict[str, Score], place: str, name: str, want:
     )
     assert fault == "fails"
     assert told.endswith(f"reward {name!r} {said}")
-
-
-@pytest.mark.parametrize("place", PLACES[:2])
-def test_a_problem_has_no_control_characters_of_a_reward(everywhere: dict[str, Score], place: str) -> None:
-    fault, told = everywhere[place]({EVIL: 1}, {})
-    assert fault == "fails"
-    assert r"ValueError: \x1b[2J\nforged (faulty_rewards.py:" in told
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -57,12 +57,6 @@ def test_scores_come_by_name_and_the_weighted_sum_covers_those_named() -> None:
     assert weighted_sum(scores, {"a": 2.0, "b": -0.5}).tolist() == [-3.0, -6.0]
 
 
-@pytest.mark.parametrize("shape", [(2,), (3, 1), ()])
-def test_a_wrong_shape_names_the_reward(shape: tuple[int, ...]) -> None:
-    with pytest.raises(RuntimeError, match=r"'b' gave shape .*; expected \(3,\)"):
-        scored(b=giving(torch.zeros(shape)))
-
-
 def test_a_failing_reward_is_named_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
     def fails(images: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("no such luck")

@@ -174,15 +174,6 @@ def test_a_stream_without_only_its_end_line_is_complete(service: HostileService)
     assert answer.seconds.generate > 0
 
 
-def test_a_stream_that_breaks_within_a_line_is_resumed_there(service: HostileService) -> None:
-    cut = iter((True, False))
-    service.change_lines = lambda lines: [*lines[:2], lines[2][:40]] if next(cut) else lines
-    with RolloutClient(service.url, pause=0.01) as client:
-        answer = client.rollouts(request_of())
-    assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
-    assert [prompt["id"] for prompt in service.asked[1]["prompts"]] == ["p1"]
-
-
 @pytest.mark.parametrize(
     "lines",
     [

@@ -60,16 +60,6 @@ def test_only_one_chunk_is_generated_while_the_previous_one_is_scored(engine: En
     assert events.seen.index("+c") > events.seen.index("-a")
 
 
-def test_scores_equal_those_without_overlap(engine: Engine) -> None:
-    with started(FakeBackend(), overlap=False) as plain:
-        found = []
-        for running in (engine, plain):
-            chunks = [chunk(name, reward=REWARD, steps=2) for name in "abc"]
-            running.scheduler.submit(chunks)
-            found.append(torch.cat([one.result.result(600).rewards[REWARD] for one in chunks]))
-    assert torch.equal(*found)
-
-
 def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
     engine.scheduler.submit([good, bad, after])

@@ -10,7 +10,6 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, fit, make_examples
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer
-from solrl_proto.selection import best_worst
 from tests.support.service_helpers import RunningService, problem, rollout_request
 
 COUNT, STEPS, AFTER, KEEP = 26, 4, 2, 10
@@ -69,20 +68,3 @@ def test_a_solver_fitted_to_a_different_model_is_refused(service: RunningService
         response = service.client.post("/v1/rollouts", json=body)
         assert response.status_code == status
     assert problem(response)["kind"] == "fitted-mismatch"
-
-
-def test_candidates_with_extreme_predicted_images_survive(service: RunningService) -> None:
-    group = ask(service, {"after": AFTER, "keep": KEEP}, "dpm2").groups[0]
-    backbone = load_backbone("mini-sana")
-    halfway = Generator(backbone, "bf16").generate(TEXT, group.seeds, steps=STEPS, solver="dpm2", until=AFTER)
-    scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], halfway.images, [TEXT] * COUNT, [{}] * COUNT)
-    assert group.pruned is not None
-    found = {place for place, gone in enumerate(group.pruned) if not gone}
-    assert found == set(best_worst(scores["clipscore"], KEEP))
-
-
-def test_only_survivors_have_images(service: RunningService) -> None:
-    group = ask(service, {"after": 1, "keep": 3}, "euler", images="png").groups[0]
-    assert group.images is not None
-    assert group.pruned is not None
-    assert [image is None for image in group.images] == list(group.pruned)

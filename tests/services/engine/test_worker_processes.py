@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from tests.services.fake_backend import REWARD
-from tests.services.unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
+from tests.services.unfit_backends import lethal, missing, noted, paced, sleepy, stopped
 from tests.services.worker_helpers import (
-    LETHAL,
     assert_adapters_can_be_changed,
     assert_cancelled_within_a_step,
     assert_finished_with_the_same_bits,
@@ -33,7 +31,7 @@ from tests.services.worker_helpers import (
     one_thread,
     wait_until_both_serve,
 )
-from tests.support.service_helpers import Layout, RunningService, problem, rollout_request, running_service
+from tests.support.service_helpers import Layout, RunningService, rollout_request, running_service
 
 SDE = {"kind": "flow", "eta": 0.8, "first": 1}
 
@@ -46,7 +44,7 @@ def one() -> Iterator[RunningService]:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RunningService]:
-    with one_thread(), running_service("--workers", "2", "--rewards", "clipscore", LETHAL) as running:
+    with one_thread(), running_service("--workers", "2") as running:
         yield running
 
 
@@ -58,11 +56,6 @@ def children(service: RunningService) -> list[int]:
 
 def test_both_workers_together_host_the_same_model(one: RunningService, two: RunningService) -> None:
     ours, theirs = (service.client.get("/v1/models").json() for service in (one, two))
-    for model in theirs["models"]:
-        assert model.pop("rewards") == ["clipscore", LETHAL]
-        model["digests"].pop(f"reward:{LETHAL}", None)
-    for model in ours["models"]:
-        model.pop("rewards")
     assert theirs == ours
     wait_until_both_serve(two)
 
@@ -118,22 +111,6 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: Runni
     assert re.search(r"worker cpu:\d died: signal SIGKILL", two.log.read_text())
 
 
-@pytest.mark.release
-def test_a_request_that_kills_two_workers_fails_alone(two: RunningService) -> None:
-    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
-    with ThreadPoolExecutor(2) as pool:
-        lethal = rollout_request(rewards=(LETHAL,), count=1, metadata={"kill": True})
-        killed = pool.submit(two.client.post, "/v1/rollouts", json=lethal)
-        beside = pool.submit(groups, two, count=60, rewards=("clipscore", LETHAL), steps=8)
-        response = killed.result()
-        assert (response.status_code, problem(response)["kind"]) == (500, "generation-failed")
-        assert "2 workers died" in problem(response)["detail"]
-        assert len(beside.result()[0]["scores"]) == 60
-    wait_until_both_serve(two)
-    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 2
-    assert len(children(two)) == 2
-
-
 def test_after_a_signal_both_workers_finish_accepted_work(two: RunningService) -> None:
     """The last test with this service."""
     workers, said = children(two), two.log.read_text()
@@ -169,7 +146,6 @@ def test_workers_end_when_the_service_is_killed() -> None:
 @pytest.mark.parametrize(
     ("load_backend", "error", "said"),
     [
-        (uneven, RuntimeError, r"worker cpu:\d and worker cpu:\d .*digest of transformer: sha256:"),
         (missing, OSError, "there is no such model"),
         (lethal, RuntimeError, r"worker cpu:\d ended while it loaded: signal SIGKILL"),
     ],

@@ -1,7 +1,6 @@
 """Pages of other sites cannot use a browser's access to the service."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,9 @@ from tests.support.service_helpers import (
     adapter_file,
     adapter_headers,
     problem,
-    running_service,
 )
 
 JSON = "application/json"
-
-
-@pytest.fixture(scope="module")
-def named() -> Iterator[RunningService]:
-    """A service without tokens that can also be reached as `gpu-node`."""
-    with running_service("--allowed-hosts", "gpu-node", "10.1.2.3") as running:
-        yield running
 
 
 def post(service: RunningService, run: str, *headers: str, host: str = "localhost") -> tuple[int, str]:
@@ -38,9 +29,9 @@ def post(service: RunningService, run: str, *headers: str, host: str = "localhos
 
 
 @pytest.fixture(scope="module")
-def told(named: RunningService, layout: Layout) -> str:
+def told(service: RunningService, layout: Layout) -> str:
     """A run whose iterations can be reported."""
-    assert named.push("told", 0, adapter_file(layout, 1)).status_code == 201
+    assert service.push("told", 0, adapter_file(layout, 1)).status_code == 201
     return "told"
 
 
@@ -51,23 +42,23 @@ def told(named: RunningService, layout: Layout) -> str:
         f"{JSON}\nContent-Type: text/plain",
     ],
 )
-def test_a_json_body_must_have_its_media_type(named: RunningService, told: str, media_type: str | None) -> None:
+def test_a_json_body_must_have_its_media_type(service: RunningService, told: str, media_type: str | None) -> None:
     """A page may send the first four to any site without a preflight (`no-cors`)."""
     headers = [] if media_type is None else [f"Content-Type: {media_type}"]
-    assert post(named, told, *headers) == (415, "unsupported-media-type")
-    assert named.client.get(f"/v1/runs/{told}/iterations").json()["curve"]["iterations"] == []
+    assert post(service, told, *headers) == (415, "unsupported-media-type")
+    assert service.client.get(f"/v1/runs/{told}/iterations").json()["curve"]["iterations"] == []
 
 
 @pytest.mark.parametrize(
     ("media_type", "status"), [(None, 415), (JSON, 415), ("application/octet-stream", 200), (ADAPTER_MEDIA_TYPE, 200)]
 )
 def test_an_adapter_must_have_its_media_type(
-    named: RunningService, told: str, layout: Layout, media_type: str | None, status: int
+    service: RunningService, told: str, layout: Layout, media_type: str | None, status: int
 ) -> None:
     body = adapter_file(layout, 1)
     headers = {name: value for name, value in (adapter_headers(body) | {"Content-Type": media_type}).items() if value}
     target = f"/v1/runs/{told}/adapters/0?model={MODEL}"
-    answer = named.client.put(target, content=body, headers=headers)
+    answer = service.client.put(target, content=body, headers=headers)
     assert answer.status_code == status
     if status == 415:
         assert problem(answer)["kind"] == "unsupported-media-type"
@@ -86,9 +77,9 @@ def test_an_adapter_must_have_its_media_type(
     ],
 )
 @pytest.mark.parametrize("target", ["GET /v1/runs", "GET /health/live", "DELETE /v1/runs/told/adapters?after=0&head=0"])
-def test_another_origin_is_refused(named: RunningService, origin: str, target: str) -> None:
+def test_another_origin_is_refused(service: RunningService, origin: str, target: str) -> None:
     head = f"{target} HTTP/1.1\nHost: localhost:8100\nOrigin: {origin}"
-    status, _, body = raw(named.port, head)
+    status, _, body = raw(service.port, head)
     assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:foreign-origin")
 
 
@@ -113,19 +104,19 @@ def test_with_tokens_the_proxy_chooses_the_host_and_another_origin_is_refused(gu
     ],
 )
 def test_the_service_s_hosts_and_their_origins_are_allowed(
-    named: RunningService, host: str, origin: str | None
+    service: RunningService, host: str, origin: str | None
 ) -> None:
     head = f"GET /v1/runs HTTP/1.1\nHost: {host}" + ("" if origin is None else f"\nOrigin: {origin}")
-    assert raw(named.port, head)[0] == 200
+    assert raw(service.port, head)[0] == 200
 
 
 @pytest.mark.parametrize(
     "host",
     ["evil.org", "evil.org:8100", "rebound", "10.9.9.9", "localhost.evil.org", "127.0.0.1.evil.org", "[::2]", ""],
 )
-def test_without_tokens_another_host_is_refused(named: RunningService, host: str) -> None:
+def test_without_tokens_another_host_is_refused(service: RunningService, host: str) -> None:
     """A site can resolve its name to this machine, so that its page has our origin (DNS rebinding)."""
-    status, _, body = raw(named.port, f"GET /v1/runs HTTP/1.1\nHost: {host}\nOrigin: http://{host}")
+    status, _, body = raw(service.port, f"GET /v1/runs HTTP/1.1\nHost: {host}\nOrigin: http://{host}")
     assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:host-not-local")
     assert "SOLRL_ALLOWED_HOSTS" in json.loads(body)["action"]
 

@@ -46,10 +46,3 @@ def next_chunk(stream: BinaryIO) -> Any:
     line = json.loads(stream.read(int(stream.readline(), 16)))
     stream.readline()
     return line
-
-
-def test_a_request_is_refused_before_the_stream_starts(service: RunningService) -> None:
-    response = service.client.post(
-        "/v1/rollouts", json=rollout_request(adapter=("nobody", 1)), headers={"Accept": STREAM_MEDIA_TYPE}
-    )
-    assert (response.status_code, problem(response)["kind"]) == (404, "run-not-found")

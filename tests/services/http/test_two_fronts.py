@@ -46,15 +46,6 @@ def curve(front: RunningService, run: str) -> tuple[list[int], list[float]]:
     return found["curve"]["iterations"], found["curve"]["series"]["mean"]
 
 
-def test_a_version_of_one_front_is_served_at_the_other(fronts: Fronts, layout: Layout) -> None:
-    here, there = fronts
-    assert here.push("shared", 0, adapter_file(layout, 3)).status_code == 201
-    assert scores(there.rollout(adapter=("shared", 0))) == scores(here.rollout(adapter=("shared", 0)))
-    assert scores(there.rollout(adapter=("shared", 0))) != scores(there.rollout())
-    assert there.push("shared", 1, adapter_file(layout, 4), parent=0).status_code == 201
-    assert scores(here.rollout(adapter=("shared", 1))) == scores(there.rollout(adapter=("shared", 1)))
-
-
 def test_going_back_at_one_front_is_seen_at_the_other(fronts: Fronts, layout: Layout) -> None:
     here, there = fronts
     for version in range(3):

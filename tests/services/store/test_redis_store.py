@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -172,20 +171,6 @@ async def test_fields_of_a_newer_replica_are_ignored(redis_store: RedisRunStore,
     newer = json.dumps(told | {"score": told["score"] | {"median": 0.5}, "new": 1})
     client.zadd(RECORDS.replace("versions", "iterations"), {newer: 0})
     assert [point.score for point in await redis_store.iterations(TENANT, "run-a")] == [report(0).score]
-
-
-async def test_a_damaged_iteration_is_named_once_and_hides_no_other(
-    redis_store: RedisRunStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    await fill(redis_store, 1)
-    for i in range(2):
-        await redis_store.add_iteration(TENANT, "run-a", report(i))
-    client.zadd(RECORDS.replace("versions", "iterations"), {"garbage": 1})
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert [point.iteration for point in await redis_store.iterations(TENANT, "run-a")] == [0, 1]
-    (line,) = caplog.messages
-    assert "'run-a'" in line
 
 
 async def test_a_head_that_is_no_number_is_damage_of_the_run(redis_store: RedisRunStore, client: redis.Redis) -> None:
