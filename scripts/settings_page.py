@@ -170,7 +170,7 @@ def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(one, defined) for one in schema["anyOf"]))
     if "enum" in schema or "const" in schema:
-        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     match schema.get("type"):
         case "array" if "prefixItems" in schema:
             return f"({', '.join(_type(item, defined) for item in schema['prefixItems'])})"
@@ -189,7 +189,10 @@ def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
             return "`null`"
         case ("integer" | "number") as kind:
             signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-            bounds = ", ".join(f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema)
+            limits = {sign: schema[key] for key, sign in signs.items() if key in schema}
+            if limits in ({"≥": 1}, {">": 0}) and (kind == "integer" or ">" in limits):
+                return f"positive {kind}"
+            bounds = ", ".join(f"{sign} {limit}" for sign, limit in limits.items())
             return f"{kind} {bounds.replace(str(2**53), '2⁵³')}".strip()
     return "any value"
 
