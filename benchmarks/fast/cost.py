@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from solrl_trainer.commands.layout import RATES, measuring
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -65,17 +66,9 @@ def fast_run(shape: str) -> RunConfig:
 
 
 def hours_of_run(config: RunConfig, shape: str) -> float:
-    """Hours of a run on one GPU with its evaluations and its measurements of rank fidelity.
-
-    An image to evaluate takes as long for each step as one that is explored in BF16, decoding and rewards included.
-    """
-    judge, explore = config.evaluate, config.explore
-    image = _parts(shape)["naive"]["explore"] / CANDIDATES / STEPS
-    times = config.iterations // judge.every
-    images = 2 * judge.prompts * judge.seeds + times * config.curve_prompts * config.curve_seeds
-    ranked = seconds_of_prompt(config, shape)["explore"] + explore.candidates * image * config.regenerate.steps
-    measured = images * judge.steps * image + (times + 1) * judge.fidelity_prompts * ranked
-    return (config.iterations * seconds_of_iteration(config, shape) + measured) / 3600
+    """Hours of a run on one GPU with its evaluations and measurements of rank fidelity, as `layout` computes them."""
+    judged = measuring(config, RATES[PRESETS[shape]])
+    return (config.iterations * seconds_of_iteration(config, shape) + judged) / 3600
 
 
 def seconds_of_iteration(config: RunConfig, shape: str) -> float:

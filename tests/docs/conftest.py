@@ -19,10 +19,11 @@ PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extend
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on the import path, for the duration of the module, with the pages' files and their entry points."""
     folder = tmp_path_factory.mktemp("examples")
-    for name in ("my_prompts", "flux_prompts", "dataset/pickscore"):
+    for name in ("my_prompts", "flux_prompts", "sign_prompts", "dataset/pickscore"):
         (folder / name).mkdir(parents=True)
         for split in ("train", "test"):
-            texts = "".join(f"a picture of {split} number {i}\n" for i in range(100))
+            text = 'a sign that says "{} {}"' if name == "sign_prompts" else "a picture of {} number {}"
+            texts = "".join(f"{text.format(split, i)}\n" for i in range(100))
             (folder / name / f"{split}.txt").write_text(texts)
     for name, fields in (("my_images", ["image"]), ("my_pairs", ["chosen", "rejected"])):
         (folder / name).mkdir()

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from solrl_trainer.commands.cli import main
-from solrl_trainer.commands.layout import RATES, Rates, Stages, colocated, layouts, scaled_rates, served, stages
+from solrl_trainer.commands.layout import (
+    RATES,
+    Rates,
+    Stages,
+    colocated,
+    layouts,
+    measuring,
+    scaled_rates,
+    served,
+    stages,
+)
 from solrl_trainer.session import running_text
 from solrl_trainer.settings.presets import resolve
 from tests.support.typed import accepted, refused
@@ -91,6 +101,13 @@ def test_the_fastest_layouts_with_and_without_a_service_come_with_their_commands
 )
 def test_what_gives_no_layout_is_refused(words: tuple[str, ...]) -> None:
     assert "expected" in refused(main, "layout", *words)
+
+
+def test_hours_include_evaluations_and_measurements_of_ranks() -> None:
+    config = resolve("flux1/fast/imagereward").config
+    # 64 prompts, 2 images before and after, 1 image ten times along; ten times 4 groups of 24, in 6 and in 10 steps.
+    steps = (2 * 64 * 2 + 10 * 64) * 28 + 10 * 4 * 24 * (6 + 10)
+    assert measuring(config, Rates(bf16=1, fp8=1, image=0, point=0)) == steps
 
 
 def test_hours_of_another_gpu_follow_the_peaks_and_are_marked_as_computed() -> None:

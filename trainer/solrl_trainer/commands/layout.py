@@ -112,17 +112,20 @@ def layout(config: RunConfig, options: Layout) -> None:
     if not every:
         raise ValueError(f"got --gpus {gpus} for {runs} runs; expected at least {runs}, and one more for a service")
     console = Console(markup=False)
-    console.print(_table(config, every))
+    console.print(_table(config, rates, every))
     advice = []
     for name, served in (("without a service", False), ("with a service", True)):
         if best := next((one for one in every if bool(one.serving) == served), None):
-            advice += [f"{name}, {_hours(config, best):.3g} h per run:", *_commands(config, best, runs, options.words)]
+            advice += [
+                f"{name}, {_hours(config, rates, best):.3g} h per run:",
+                *_commands(config, best, runs, options.words),
+            ]
     if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:
         explore = config.explore.model_copy(update={"steps": _FITTED_STEPS})
-        fitted = sorted_layouts(config.model_copy(update={"explore": explore}))[0]
+        fitted = config.model_copy(update={"explore": explore})
         advice.append(
             f"with {_FITTED_STEPS} steps that `solrl-train calibrate` fits, if they rank well: "
-            f"{_hours(config, fitted):.3g} h per run"
+            f"{_hours(fitted, rates, sorted_layouts(fitted)[0]):.3g} h per run"
         )
     console.print("\n".join(advice), soft_wrap=True, markup=False, highlight=False)
 
@@ -143,21 +146,23 @@ def _rates(config: RunConfig, gpu: str | None) -> Rates:
     return scaled_rates(RATES[name], gpu)
 
 
-def _table(config: RunConfig, every: Sequence[GpuLayout]) -> Table:
-    title = f"{config.preset}: {config.explore.prompts} prompts per iteration, {config.iterations} iterations"
+def _table(config: RunConfig, rates: Rates, every: Sequence[GpuLayout]) -> Table:
+    count = f"{config.explore.prompts} prompts per iteration, {config.iterations} iterations"
+    title = f"{config.preset}: {count} and their evaluations"
     table = Table(title=title, title_justify="left")
     table.add_column("GPUs", no_wrap=True)
     for name in ("s / prompt", "min / iteration", "h / run", "waiting"):
         table.add_column(name, justify="right")
     for row in every:
         minutes = row.seconds * config.explore.prompts / 60
-        cells = [f"{row.seconds:.2f}", f"{minutes:.3g}", f"{_hours(config, row):.3g}", f"{max(row.idle, 0):.0%}"]
+        cells = [f"{row.seconds:.2f}", f"{minutes:.3g}", f"{_hours(config, rates, row):.3g}", f"{max(row.idle, 0):.0%}"]
         table.add_row(layout_text(row), *cells)
     return table
 
 
-def _hours(config: RunConfig, layout: GpuLayout) -> float:
-    return layout.seconds * config.explore.prompts * config.iterations / _HOUR
+def _hours(config: RunConfig, rates: Rates, layout: GpuLayout) -> float:
+    iterations = layout.seconds * config.explore.prompts * config.iterations
+    return (iterations + measuring(config, rates) / layout.training) / _HOUR
 
 
 def layout_text(layout: GpuLayout) -> str:
@@ -215,6 +220,19 @@ def stages(config: RunConfig, rates: Rates) -> Stages:
         regenerate=regenerated * (samples.steps * rates.bf16 + rates.image),
         train=explore.keep * points * point,
     )
+
+
+def measuring(config: RunConfig, rates: Rates) -> float:
+    """Seconds that all evaluations of a run, and its measurements of rank fidelity, take on one GPU."""
+    judge, explore = config.evaluate, config.explore
+    along = config.iterations // judge.every if judge.every else 0
+    images = 2 * judge.prompts * judge.seeds + along * config.curve_prompts * config.curve_seeds
+    ranked = 0
+    if config.two_stage:
+        ranked = -(-config.iterations // judge.fidelity_every) if judge.fidelity_every else 1
+    true = explore.candidates * (config.regenerate.steps * rates.bf16 + rates.image)
+    group = stages(config, rates).explore + true
+    return images * (judge.steps * rates.bf16 + rates.image) + ranked * judge.fidelity_prompts * group
 
 
 def layouts(stages: Stages, prompts: int, gpus: int, *, runs: int = 1) -> list[GpuLayout]:
