@@ -95,7 +95,7 @@ def test_the_page_says_what_to_download_for_each_option() -> None:
     said: dict[str, set[tuple[str, str]]] = {}
     name = ""
     for line in table.splitlines():
-        if found := re.match(r"\| (?:`(\w+)`)? ?\| `(\w+)` \| .* \| `(.*)` \|$", line):
+        if found := re.match(r"\| (?:`(\w+)`)? ?\| `(\w+)` \| `(.*)` \|$", line):
             name = found[1] or name
             said.setdefault(name, set()).add((found[2], found[3]))
     for name in filter(REWARDS.is_built_in, REWARDS.names()):
