@@ -67,6 +67,13 @@ def times(one: Interval | None) -> str:
     return f"{one['mean']:.2f} × [{one['low']:.2f}, {one['high']:.2f}]" if one else "not by all seeds"
 
 
+def decided(ratio: Interval) -> str:
+    """Whether a ratio is above 1, by its interval."""
+    if ratio["low"] <= 1 <= ratio["high"]:
+        return "undecided"
+    return "yes" if ratio["mean"] > 1 else "no"
+
+
 def over(one: Interval, cost: float) -> dict[str, float]:
     """A ratio of iterations as one of compute, where an iteration costs so many of the other's."""
     return {name: one[name] / cost for name in ("mean", "low", "high")}
@@ -87,7 +94,7 @@ def word(count: int) -> str:
     return WORDS[count]
 
 
-FILTERS = (span, points, signed, plain, share, percent, times, over, uneven, p99, word, statistics.median)
+FILTERS = (span, points, signed, plain, share, percent, times, decided, over, uneven, p99, word, statistics.median)
 
 
 def figures(read: Read) -> dict[str, Any]:
