@@ -2,7 +2,7 @@
 
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
-model, with and without pruning; those without pruning are also decoded in FP8. The schedule of the fitted steps is
+model, with and without pruning. The schedule of the fitted steps is
 chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan. On
 a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
 size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
@@ -47,7 +47,7 @@ from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page
+from support.plan_page import ALLOWED, CHECKED, FITTED, STEPS, TRUE_STEPS, WHOLE, page
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
 from support.results import Results, command, options
 
@@ -61,7 +61,7 @@ SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end; "fp8/6/6/fp8" if decoded in FP8. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
+FP8, "fp8/6/6" at the end. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
 Way = tuple[int, int, int]
 """A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
@@ -164,7 +164,7 @@ def measure(
     for index, prompt in enumerate(bar, begun + 1):
         seeds = expand_seeds(0, prompt.id, args.candidates)
         new = {"true": true_scores(prompt, seeds, models)}
-        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, fp8=True)
+        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted})
         if index <= CHECKED:
             for precision in proxies:
                 off = really_pruned(precision, prompt, seeds, new, models, fitted)
@@ -210,13 +210,8 @@ def proxy_scores(
     seeds: Sequence[int],
     models: Models,
     solvers: Mapping[int, str | FittedSolver],
-    *,
-    fp8: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`.
-
-    With `fp8`, the images after the last step are also decoded in FP8.
-    """
+    """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`."""
     found = {}
     for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
         trajectory = None
@@ -224,15 +219,12 @@ def proxy_scores(
             made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
             found[state(precision, steps, until)] = scored(prompt, made.images, models)
-        if fp8:
-            images = proxy.decode(made.latents, precision="fp8")
-            found[state(precision, steps, steps, FP8)] = scored(prompt, images, models)
     return found
 
 
-def state(precision: str, steps: int, until: int, decoded: str = WHOLE) -> str:
+def state(precision: str, steps: int, until: int) -> str:
     """Key of `Scores` for images predicted after `until` of `steps` steps."""
-    return f"{precision}/{steps}/{until}" + ("" if decoded == WHOLE else f"/{decoded}")
+    return f"{precision}/{steps}/{until}"
 
 
 def scored(prompt: PromptItem, images: torch.Tensor, models: Models) -> torch.Tensor:
@@ -283,23 +275,19 @@ def grid(candidates: int) -> list[Way]:
 def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
     """A row per reward and plan: six steps without pruning first, then the fitted steps without pruning.
 
-    All are compared with six steps without pruning, decoded whole.
+    All are compared with six steps without pruning.
     """
     candidates = scores["true"].shape[2]
-    unpruned = [(STEPS, WHOLE), (FITTED, WHOLE), (STEPS, FP8), (FITTED, FP8)]
+    unpruned = (STEPS, FITTED)
     rows = []
     for at, reward in enumerate(REWARDS):
         true = scores["true"][:, at]
-        every = {
-            (steps, decoded): ranks(scores[state(precision, steps, steps, decoded)][:, at], true)
-            for steps, decoded in unpruned
-        }
-        ways = [*((n, n, candidates, way) for n, way in unpruned), *((*plan, WHOLE) for plan in grid(candidates))]
-        for steps, after, keep, decoded in ways:
-            halfway, final = (scores[state(precision, steps, until, decoded)][:, at] for until in (after, steps))
+        every = {steps: ranks(scores[state(precision, steps, steps)][:, at], true) for steps in unpruned}
+        for steps, after, keep in (*((n, n, candidates) for n in unpruned), *grid(candidates)):
+            halfway, final = (scores[state(precision, steps, until)][:, at] for until in (after, steps))
             pairs = zip(halfway, final, strict=True)
             found = ranks(torch.stack([pruned(half, end, keep) for half, end in pairs]), true)
-            worse = worse_than(every[STEPS, WHOLE], found)
+            worse = worse_than(every[STEPS], found)
             rows.append(
                 {
                     "model": model,
@@ -308,12 +296,12 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
                     "steps": steps,
                     "after": after,
                     "keep": keep,
-                    "decoded": decoded,
+                    "decoded": WHOLE,
                     "cost": (after * candidates + (steps - after) * keep) / (STEPS * candidates),
                     "top_rank": float(found["top"].mean()),
                     "bottom_rank": float(found["bottom"].mean()),
                     "worse": worse,
-                    "worse_than_unpruned": worse_than(every[steps, decoded], found),
+                    "worse_than_unpruned": worse_than(every[steps], found),
                     "spearman": float(found["spearman"].nanmean()),
                     "within": all(mean <= ALLOWED for mean, _, _ in worse.values()),
                     "surely_within": all(high <= ALLOWED for _, _, high in worse.values()),

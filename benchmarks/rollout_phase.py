@@ -36,7 +36,7 @@ from support.random_weights import materialize
 from support.results import Results, Row, device_name, in_turns, options, shown_size, table, timed
 from support.true_size import random_hps, size_of, skeleton
 
-PARTS = ("fp8-decoder", "pruned", "share")
+PARTS = ("pruned", "share")
 
 
 class Sizes(NamedTuple):
@@ -75,7 +75,6 @@ REWARD_DTYPE = "bfloat16"
 SPENT = ("transformer", "encode", "decode", "reward", "other")
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "wan": "Wan2.1 1.3B"}
 REGENERATE, BASELINE = "regenerate", "baseline"
-FP8 = ", decoded in FP8"
 
 
 PAPER = {"flux": 2.33, "sd3": 2.41, "sana": 1.41}
@@ -190,11 +189,8 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     times = in_turns({name: partial(explored_in, name) for name in (BASELINE, REGENERATE, *plans)}, args.rounds)
     yield {"phase": {name: {"s": statistics.median(each), "times": each} for name, each in times.items()}}
     if "share" in args.parts:
-        found: dict[str, Any] = {}
         whole = f"{sizes.explore_steps} steps"
-        for name in (whole, whole + FP8):
-            if name in plans:
-                found |= {name: cheap.shares(sizes.candidates, plans[name], times[name])}
+        found = {whole: cheap.shares(sizes.candidates, plans[whole], times[whole])}
         yield {"share": found, "regenerate": true.shares(sizes.kept, full, times[REGENERATE])}
 
 
@@ -210,10 +206,9 @@ def diffusers_modules(backbone: Any) -> Iterator[None]:
 
 
 def explored(sizes: Sizes, parts: Sequence[str], frames: int) -> dict[str, Plan]:
-    """Exploration plans by name: all steps and fewer, fitted ones; with these parts decoded in FP8, and pruned.
+    """Exploration plans by name: all steps and fewer, fitted ones; with the part `pruned` also pruned.
 
-    Of clips, the fewer steps are not fitted, and no decoder computes in FP8. The coefficients of fitted steps do not
-    affect the time.
+    Of clips, the fewer steps are not fitted. The coefficients of fitted steps do not affect the time.
     """
     unpruned, steps = f"{sizes.explore_steps} steps", sizes.explore_steps
     plans = {unpruned: plan_of(sizes, steps=steps)}
@@ -222,8 +217,6 @@ def explored(sizes: Sizes, parts: Sequence[str], frames: int) -> dict[str, Plan]
     else:
         fitted = identity_solver(SCHEDULES[-1])
         plans[f"{FITTED_STEPS} fitted steps"] = plan_of(sizes, steps=FITTED_STEPS, fitted=fitted)
-        if "fp8-decoder" in parts:
-            plans |= {name + FP8: plan.model_copy(update={"decoder_precision": "fp8"}) for name, plan in plans.items()}
     if "pruned" in parts:
         prune = Prune(after=sizes.prune_after, keep=sizes.keep)
         plans[f"{unpruned}, pruned to {prune.keep} after {prune.after}"] = plan_of(sizes, steps=steps, prune=prune)
@@ -250,7 +243,7 @@ def page(result: Mapping[str, Any]) -> str:
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
         "in BF16 at 10 steps. Of clips there are 8 and 2, at 20 steps. Of several rounds, times are",
         "medians. Rows of 17 frames are of an earlier version, which could explore the first frames of clips alone.",
-        "Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
+        "Rows decoded in FP8 are of an earlier version, whose decoders could do so for images that are only scored.",
         "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
         "",
         *table(PHASE, (cells for name, one in models.items() for cells in _phase(name, one))),

@@ -54,7 +54,7 @@ TRIALS = (
     ),
     Trial(
         "rollout_phase",
-        "--device cpu --models flux wan --parts fp8-decoder pruned share --rounds 1",
+        "--device cpu --models flux wan --parts pruned share --rounds 1",
         {
             **TINY_CLIP,
             **{"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_STEPS": 1},

@@ -2,7 +2,6 @@
 
 SolrlError
 ├── AdapterError   (ValueError)    an adapter file is refused
-├── DecoderError   (ValueError)    an autoencoder's decoder cannot compute in FP8
 ├── FidelityError  (ValueError)    a run's candidates rank as if drawn at random
 ├── MismatchError  (ValueError)    service and trainer would generate or score different images
 ├── PromptError    (ValueError)    a reward cannot judge by a prompt's text or metadata
@@ -70,10 +69,6 @@ class AdapterError(SolrlError, ValueError):
     def __init__(self, fault: AdapterFault, detail: str, **fields: Any) -> None:
         super().__init__(detail, **fields)
         self.fault = fault
-
-
-class DecoderError(SolrlError, ValueError):
-    """The decoder of an autoencoder cannot compute in FP8."""
 
 
 class FidelityError(SolrlError, ValueError):

@@ -93,7 +93,7 @@ class GenerationRequest:
     Attributes:
         prompts: one text for each candidate.
         seeds: one seed for each, which alone determines its noise (`solrl_core.sampling.noise`).
-        plan: number of steps, solver, guidance and decoder precision. Pruning is the caller's.
+        plan: number of steps, solver and guidance. Pruning is the caller's.
         precision: precision to run at, with the adapter that was last set for it.
         start: latents to continue from, one row per seed; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all.
@@ -159,7 +159,6 @@ class Backend(Protocol):
                 caller can cancel, and do small work of its own.
 
         Raises:
-            DecoderError: the model's decoder cannot compute in the plan's precision.
             torch.OutOfMemoryError: the batch does not fit into memory; a smaller one may.
         """
 

@@ -40,7 +40,6 @@ def generate(
         until=request.until,
         between=between,
         batch_limit=batch_size,
-        decoder_precision=plan.decoder_precision,
         record=request.record,
     )
 

@@ -35,7 +35,6 @@ AdapterUse = Literal["merged", "unmerged"]
 base's, and each adapted layer adds the adapter's product, in BF16, to its output."""
 Images = Literal["none", "png", "webp"]
 SdeKind = Literal["flow", "dance", "cps"]
-DecoderPrecision = Literal["fp8"]
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
 """Level η of a stochastic solver's noise."""
 
@@ -201,9 +200,6 @@ class Plan(Message):
     precision: RequestedPrecision = "auto"
     adapter: Annotated[AdapterUse, Field(exclude_if=lambda value: value == "merged")] = "merged"
     """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
-    decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
-    """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored; null
-    is the autoencoder's own. Absent if null. Emulated on CPUs and on GPUs before Hopper."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -274,11 +270,6 @@ class RolloutRequest(Message):
         names = [reward.name for reward in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError("a reward is named twice")
-        if self.images != "none" and self.plan.decoder_precision is not None:
-            raise ValueError(
-                f"images are decoded in the autoencoder's own precision, and the plan scores them decoded in "
-                f"{self.plan.decoder_precision}; expected images none, or no decoder_precision"
-            )
         seeds = self.candidates.seeds
         if seeds is not None and len(seeds) != len(self.prompts):
             raise ValueError(f"seeds has {len(seeds)} lists for {len(self.prompts)} prompts; expected one per prompt")

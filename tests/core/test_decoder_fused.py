@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 from diffusers.models.autoencoders.autoencoder_dc import EfficientViTBlock, ResBlock
+from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
-from solrl_core.families import decoder_fp8, load_backbone
+from solrl_core.families import decoder_fused, load_backbone
 from solrl_core.families.dc_ae_fused import FusedAttentionBlock, fused_block
 from solrl_core.families.decoder_fused import (
     Convolution,
@@ -23,8 +24,8 @@ from solrl_core.families.decoder_fused import (
     fused_decoder,
 )
 from solrl_core.fingerprint import module_digest
-from solrl_core.kernels import convolve, group_norm_silu, wide_attention
-from solrl_core.kernels.convolve import packed_weight, plain_convolve
+from solrl_core.kernels import convolve, convolve_norm, group_norm_silu, wide_attention
+from solrl_core.kernels.convolve import packed_weight, plain_convolve, plain_convolve_norm
 from solrl_core.kernels.depthwise_taps import depthwise, packed_taps, plain_depthwise
 from solrl_core.kernels.multiscale_attention import multiscale_attention, plain_multiscale_attention
 from tests.core.gpu_marks import HOPPER, relative
@@ -48,8 +49,20 @@ def given(count: int, channels: int, height: int, width: int, out: int) -> tuple
 @pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (2, 8)])
 def test_packed_weights_convolve_as_torch_does(enlarge: bool, silu: bool, height: int, width: int) -> None:
     x, weight, bias = given(2, 3, height, width, 4)
-    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, None, enlarge, silu, None)
+    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, enlarge, silu)
     torch.testing.assert_close(found, reference(x, weight, bias, enlarge, silu), atol=1e-5, rtol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_convolution_normalises_and_adds_as_diffusers_does() -> None:
+    x, weight, bias = given(2, 3, 5, 7, 4)
+    residual = torch.randn(2, 4, 5, 7).to(memory_format=torch.channels_last)
+    norm = RMSNorm(4, 1e-5, bias=True)
+    norm.weight.copy_(torch.randn(4))
+    norm.bias.copy_(torch.randn(4))
+    expected = norm(F.conv2d(x, weight, bias, padding=1).movedim(1, -1)).movedim(-1, 1) + residual
+    found = convolve_norm(x, packed_weight(weight, enlarge=False), bias, norm.weight, norm.bias, 1e-5, residual)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -120,7 +133,7 @@ def test_a_fused_decoder_agrees(build: Callable[[], nn.Module], latents: tuple[i
 
 def test_a_backbone_decodes_by_fused_modules_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = load_backbone("mini-sd3")
-    monkeypatch.setattr(decoder_fp8, "has_descriptors", lambda device: True)
+    monkeypatch.setattr(decoder_fused, "has_descriptors", lambda device: True)
     backbone.compile_decoder()
     assert backbone._vae is backbone.parts["vae"]
     backbone.parts["vae"].bfloat16()
@@ -176,9 +189,22 @@ def test_other_resnet_blocks_stay_diffusers(settings: dict[str, Any]) -> None:
 def test_the_kernel_equals_torch(enlarge: bool, silu: bool, channels: int, out: int, height: int, width: int) -> None:
     x, weight, bias = (part.bfloat16() for part in given(2, channels, height, width, out))
     weight = packed_weight(weight, enlarge=enlarge)
-    expected = plain_convolve(x.float(), weight.float(), bias.float(), None, enlarge, silu)
-    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), None, enlarge, silu, None).cpu().float()
+    expected = plain_convolve(x.float(), weight.float(), bias.float(), enlarge, silu)
+    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), enlarge, silu).cpu().float()
     assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
+
+
+@HOPPER
+@pytest.mark.parametrize(("channels", "out"), [(64, 128), (128, 128), (256, 256)])
+@pytest.mark.parametrize(("height", "width"), [(2, 72), (5, 128)])
+def test_the_kernel_normalises(channels: int, out: int, height: int, width: int) -> None:
+    x, weight, bias = (part.bfloat16() for part in given(2, channels, height, width, out))
+    residual = torch.randn(2, out, height, width).bfloat16().to(memory_format=torch.channels_last)
+    norm = torch.randn(out).bfloat16(), torch.randn(out).bfloat16(), 1e-5, residual
+    packed = packed_weight(weight, enlarge=False)
+    expected = plain_convolve_norm(x, packed, bias.float(), *norm)
+    moved = [part.cuda() if isinstance(part, Tensor) else part for part in (x, packed, bias, *norm)]
+    assert relative(convolve_norm(*moved).cpu(), expected) < 4e-3
 
 
 @HOPPER
@@ -188,7 +214,7 @@ def test_the_kernels_group_norm_equals_torchs(channels: int, groups: int, height
     x = (3 * torch.randn(2, channels, height, width) + 5).bfloat16().to(memory_format=torch.channels_last)
     weight, bias = torch.randn(channels).bfloat16(), torch.randn(channels).bfloat16()
     expected = F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), 1e-6))
-    found = group_norm_silu(x.cuda(), groups, weight.cuda(), bias.cuda(), 1e-6, None).cpu().float()
+    found = group_norm_silu(x.cuda(), groups, weight.cuda(), bias.cuda(), 1e-6).cpu().float()
     assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
 
 

@@ -12,7 +12,6 @@ from solrl_core.lora import target_modules
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
-from solrl_proto.rollouts import DecoderPrecision
 from tests.core.lora_helpers import random_adapter, with_value
 
 PROMPTS = ["a red circle", "two blue squares", "a green cross to the left of a yellow triangle"]
@@ -148,7 +147,7 @@ def test_a_gpus_decoder_sees_two_shapes(monkeypatch: pytest.MonkeyPatch, at_once
     backbone = load_skeleton("mini-sana")
     met = []
 
-    def decode(latents: torch.Tensor, precision: DecoderPrecision | None) -> torch.Tensor:
+    def decode(latents: torch.Tensor) -> torch.Tensor:
         met.append(len(latents))
         return latents[:, :3]
 

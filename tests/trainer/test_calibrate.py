@@ -25,7 +25,6 @@ from solrl_trainer.calibration.plans import (
     plans,
     recipe_examples,
 )
-from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.commands.layout import RATES
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
@@ -151,19 +150,6 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
     with pytest.raises(ConfigError, match=r"explore\.fitted generates cheap candidates"):
         resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
-
-
-def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
-    config = small("explore.precision=bf16", "explore.decoder_precision=fp8")
-    monkeypatch.setattr(module, "cheapest", lambda measured, _: measured[-1])
-    summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
-    assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps", "bf16 1 steps, decoded in fp8"]
-    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
-    assert exploration_plan(explored, 0).decoder_precision == "fp8"
-    with pytest.raises(ConfigError, match=r"explore\.decoder_precision generates cheap candidates"):
-        resolve(PRESET, overrides=[*TRAINED_ON_THEMSELVES, *SMALL[:2]], files={"file": written})
 
 
 def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(

@@ -245,7 +245,6 @@ UNMERGED = "explore.adapter=unmerged"
         (PRESET, ["explore.prune={after: 2, keep: 12}"], "at least the 24 that are selected"),
         (PRESET, ["explore.prune={after: 2}"], "keep"),
         (PRESET, ["explore.prune={after: 2, keep: 48}", *ONE_STAGE], r"explore\.prune generates cheap candidates"),
-        (PRESET, ["explore.decoder_precision=fp8", *ONE_STAGE], r"explore\.decoder_precision generates cheap"),
         (PRESET, [UNMERGED], "adapter is unmerged at precision auto; expected precision=nvfp4"),
         (PRESET, [UNMERGED, "explore.precision=fp8"], "adapter is unmerged at precision fp8"),
         (PRESET, [UNMERGED, "explore.precision=nvfp4", *ONE_STAGE], "at=none they are trained on"),

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from solrl_proto.rollouts import DecoderPrecision
 from torch import nn
 
 from solrl_core.model_options import ModelOptions
@@ -153,22 +152,9 @@ class Backbone(ABC):
     ) -> torch.Tensor:
         """Velocity [B, ...] float32 that `transformer` predicts at (latents [B, ...], sigma [B]); differentiable."""
 
-    @property
-    def decodes_by_kernels(self) -> bool:
-        """Whether the decoder has kernels of its own on this device; by default not."""
-        return False
-
     @abstractmethod
-    def decode(self, latents: torch.Tensor, precision: DecoderPrecision | None = None) -> torch.Tensor:
-        """Decode latents [B, ...] to images [B, 3, H, W], or clips [B, F, 3, H, W]; float32 in [0, 1].
-
-        Args:
-            latents: latents of B samples.
-            precision: precision of the decoder's convolutions; None for the autoencoder's own.
-
-        Raises:
-            DecoderError: the decoder cannot compute in this precision.
-        """
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Decode latents [B, ...] to images [B, 3, H, W], or clips [B, F, 3, H, W]; float32 in [0, 1]."""
 
     def compile(self, transformer: nn.Module) -> None:
         """Compile a generator's transformer for a GPU, in place. Each batch size compiles on its first call."""

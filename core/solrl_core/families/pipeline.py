@@ -2,22 +2,18 @@
 
 import copy
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 import torch
-from solrl_proto.rollouts import DecoderPrecision
 from torch import nn
 
 from solrl_core.families.backbone import Backbone, Conditioning, raise_recompile_limit
-from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
-from solrl_core.families.decoder_fused import fused_decoder
+from solrl_core.families.decoder_fused import decodes_images, fused_decoder, has_decoder_kernels
 from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
-from solrl_core.sampling.noise import initial_noise
 
 Predict = Callable[[torch.Tensor, torch.Tensor, Conditioning], torch.Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""
@@ -59,9 +55,7 @@ class PipelineBackbone(Backbone):
         self._pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
         self._vae: Any = pipeline.vae
-        self._fp8: Any = None
         self._float32: Any = None
-        self._fp8_lock = threading.Lock()
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -170,9 +164,9 @@ class PipelineBackbone(Backbone):
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
-    def decode(self, latents: torch.Tensor, precision: DecoderPrecision | None = None) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents with the autoencoder."""
-        return _as_images(self._decoded(self._vae if precision is None else self._fp8_vae(), latents))
+        return _as_images(self._decoded(self._vae, latents))
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -225,11 +219,6 @@ class PipelineBackbone(Backbone):
         """Velocity [B, ...] float32 without guidance, for latents [B, ...] at sigma [B]; what `velocity` calls."""
         raise NotImplementedError
 
-    @property
-    def decodes_by_kernels(self) -> bool:
-        """Whether the decoder has kernels of its own on this device."""
-        return has_decoder_kernels(self._pipeline.vae)
-
     def compile(self, transformer: nn.Module) -> None:
         """Swap in fused modules, then compile the blocks of the transformer and of the decoder."""
         self.fuse(transformer)
@@ -245,18 +234,6 @@ class PipelineBackbone(Backbone):
             vae = self.with_fused_decoder()
         _compile_blocks(vae)
         self._vae = vae
-
-    def _fp8_vae(self) -> Any:
-        """The autoencoder whose decoder computes in FP8, made when it is first used."""
-        with self._fp8_lock:
-            if self._fp8 is None:
-                vae = self._pipeline.vae
-                noise = initial_noise([0], self.latent_shape).to(self.device)
-                made = fp8_decoder(vae, lambda own: self._decoded(own, noise))
-                if self.device.type == "cuda":
-                    _compile_blocks(made)
-                self._fp8 = made
-            return self._fp8
 
     def with_fused_decoder(self) -> Any:
         """The autoencoder with fused modules in its decoder, which pack some weights again and share the rest."""

@@ -1,12 +1,13 @@
 """Group norm followed by SiLU, for images with channels last."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solrl_core.kernels.elements import e4m3_range, silu
+from solrl_core.kernels.elements import silu
 from solrl_core.kernels.operation import operation, tl, triton
-from solrl_core.kernels.rows import scaled_codes
 
 _WARPS = 8
 _ELEMENTS = 4096
@@ -22,25 +23,18 @@ def rows(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
-def _out(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, out_scale: Tensor | None = None) -> Tensor:
+def _out(x: Tensor, *_: Any) -> Tensor:
     count, channels, height, width = x.shape
-    dtype = x.dtype if out_scale is None else torch.float8_e4m3fn
-    return x.new_empty(count, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
+    return x.new_empty(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-def plain_group_norm_silu(
-    x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, out_scale: Tensor | None = None
-) -> Tensor:
+def plain_group_norm_silu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """`group_norm_silu` in torch's operations."""
-    activated = F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), eps))
-    codes = activated if out_scale is None else scaled_codes(activated, out_scale)
-    return _out(x, groups, weight, bias, eps, out_scale).copy_(codes)
+    return _out(x).copy_(F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), eps)))
 
 
 @operation("group_norm_silu", plain_group_norm_silu, outputs=_out)
-def group_norm_silu(
-    x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, out_scale: Tensor | None
-) -> Tensor:
+def group_norm_silu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """SiLU of the group norm of `x`.
 
     With channels last, a group's channels lie in short runs. The kernels read whole pixels, for all groups at once.
@@ -50,12 +44,11 @@ def group_norm_silu(
         groups: groups of channels; divides C.
         weight, bias: [C], of the norm.
         eps: epsilon of the norm.
-        out_scale: None, or the scale, a float32 scalar, of E4M3 codes to return.
 
     Returns:
-        [B, C, H, W], channels last, in `x`'s dtype or as codes; computed in float32. Not differentiable.
+        [B, C, H, W], channels last, in `x`'s dtype; computed in float32. Not differentiable.
     """
-    out = _out(x, groups, weight, bias, eps, out_scale)
+    out = _out(x)
     count, channels, height, width = x.shape
     pixels, x = height * width, rows(x)
     parts, each = triton.cdiv(pixels, _PART), max(1, _ELEMENTS // channels)
@@ -83,7 +76,6 @@ def group_norm_silu(
         x,
         affine,
         rows(out),
-        out_scale,
         pixels,
         CHANNELS=channels,
         PIXELS=each,
@@ -169,7 +161,7 @@ def _affine(
 
 
 @triton.jit
-def _normalize(x, affine, out, out_scale, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, EXACT: tl.constexpr):
+def _normalize(x, affine, out, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, EXACT: tl.constexpr):
     image = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
     affine += image * 2 * CHANNELS + channel
@@ -179,6 +171,4 @@ def _normalize(x, affine, out, out_scale, pixels, CHANNELS: tl.constexpr, PIXELS
     value = tl.load(x + at, inside, 0).to(tl.float32)
     value = value * tl.load(affine)[None, :] + tl.load(affine + CHANNELS)[None, :]
     value = silu(value, EXACT)
-    if out_scale is not None:
-        value = e4m3_range(value * tl.load(out_scale))
     tl.store(out + at, value.to(out.dtype.element_ty), inside)

@@ -7,11 +7,10 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from PIL import Image
-from solrl_proto.rollouts import AdapterUse, DecoderPrecision
+from solrl_proto.rollouts import AdapterUse
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -128,7 +127,6 @@ class Generator:
         between: Callable[[], None] | None = None,
         batch_limit: int = CHUNK_SIZE,
         decode: bool = True,
-        decoder_precision: DecoderPrecision | None = None,
         record: bool = False,
     ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
@@ -146,7 +144,6 @@ class Generator:
             between: called before each step, by one thread at a time; raise from it to stop.
             batch_limit: largest number of candidates in a batch.
             decode: whether to decode images.
-            decoder_precision: see `Backbone.decode`.
             record: whether to record all steps.
 
         Raises:
@@ -192,27 +189,20 @@ class Generator:
         end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
-        images = self.decode(end.clean, batch_limit, decoder_precision) if decode else torch.empty(0)
+        images = self.decode(end.clean, batch_limit) if decode else torch.empty(0)
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
-    def decode(
-        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
-    ) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
         """Decode latents with the backbone; see `decode_in_batches`."""
-        return decode_in_batches(self.backbone, latents, batch_limit, precision)
+        return decode_in_batches(self.backbone, latents, batch_limit)
 
 
-def decode_in_batches(
-    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
-) -> torch.Tensor:
+def decode_in_batches(backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
     """Decode latents [N, ...] to images or clips, at most `batch_limit` at a time; see `Backbone.decode`."""
-    # More images keep the GPU busier between convolutions that take less time.
-    doubled = precision is not None and backbone.decodes_by_kernels
-    most = max(1, (2 if doubled else 1) * _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
+    most = max(1, _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
     cut = padded_batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
-    decode = torch.inference_mode()(partial(backbone.decode, precision=precision))
-    parts = map_in_threads(decode, rows, latents.device)
+    parts = map_in_threads(torch.inference_mode()(backbone.decode), rows, latents.device)
     return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
 
 

@@ -1,7 +1,7 @@
 """Errors of the engine that reach a client, as problems."""
 
 import torch
-from solrl_core.errors import DecoderError, RewardError, RewardUnavailableError
+from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
 from solrl_engine.scorer import NonFiniteImagesError
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -72,15 +72,6 @@ def chunk_error(chunk: Chunk, error: Exception) -> ProblemError:
                 got=precision,
                 expected="a precision that every quantised layer supports",
                 action="use another precision; the model's family can keep the layer in BF16 (docs/extending)",
-            )
-        case DecoderError():
-            return ProblemError(
-                ProblemKind.PRECISION_UNSUPPORTED,
-                text,
-                where="body.plan.decoder_precision",
-                got=error.got,
-                expected=error.expected,
-                action="omit plan.decoder_precision",
             )
         case RewardUnavailableError():
             return ProblemError(

@@ -74,7 +74,7 @@ class ModelRunner:
 
         Raises:
             AdapterMergeError: the previous adapter is still served.
-            LayerPrecisionError, DecoderError: the model does not run at the precision, or not with the plan's decoder.
+            LayerPrecisionError: the model does not run at the precision.
             DoesNotFitError: not even one candidate fits, or the weights do not.
         """
         job, started_at, began = chunk.job, time.monotonic(), self.backend.record_event()

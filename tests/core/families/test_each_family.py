@@ -6,12 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock
-from solrl_core.errors import DecoderError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.z_image import ZImage
 from solrl_core.families.z_image_fused import ZImageFusedBlock
 from solrl_core.precision import LayerPolicy, apply_policy
-from solrl_core.sampling.noise import initial_noise
 from tests.core.families.tiny_models import ONE_EACH, Tiny, variants
 from tests.core.families.tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -72,24 +70,6 @@ def test_a_trained_autoencoder_gives_the_image_back(tiny: Tiny) -> None:
     made = tiny.generator.generate(["two red circles"], [7], steps=4).images
     again = tiny.backbone.decode(tiny.backbone.encode_images(made))
     assert float((again - made).square().mean().log10() * -10) > 25
-
-
-OF_VIDEOS = {"qwen-image/base": "AutoencoderKLQwenImage", "wan/2.1": "AutoencoderKLWan"}
-
-
-@pytest.mark.parametrize("tiny", [name for name in ONE_EACH if name not in OF_VIDEOS], indirect=True)
-def test_a_family_decodes_in_fp8(tiny: Tiny) -> None:
-    latents = initial_noise([1, 2], tiny.backbone.latent_shape)
-    whole, found = tiny.backbone.decode(latents), tiny.backbone.decode(latents, "fp8")
-    assert found.shape == whole.shape
-    assert 0 < (found - whole).abs().mean() < 0.05
-
-
-@pytest.mark.parametrize("tiny", OF_VIDEOS, indirect=True)
-def test_a_decoder_of_videos_is_refused(tiny: Tiny) -> None:
-    latents = initial_noise([1], tiny.backbone.latent_shape)
-    with pytest.raises(DecoderError, match=f"got '{OF_VIDEOS[tiny.name]}'; expected .an autoencoder of images"):
-        tiny.backbone.decode(latents, "fp8")
 
 
 WORDS = ("red", "blue", "circle", "square", "two", "small", "green", "cross")

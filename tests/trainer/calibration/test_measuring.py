@@ -11,7 +11,7 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.calibration.measuring import PlanBenchmark, shared_beginnings, shared_steps
-from solrl_trainer.calibration.plans import PlanSet, name, plans, reference_plan, solver_steps
+from solrl_trainer.calibration.plans import PlanSet, plans, reference_plan, solver_steps
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
@@ -73,16 +73,11 @@ def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning(
     assert kept == {24, 32}, "no plan keeps fewer than are selected"
 
 
-def test_limited_sets_have_the_reference_which_decodes_in_the_autoencoders_precision() -> None:
+def test_limited_sets_have_the_reference() -> None:
     config = resolve(PRESET).config
     found = plans(config, ("nvfp4",), [], PlanSet(steps=(4,), keep=(40,)))
     assert [(plan.steps, plan.prune and plan.prune.keep) for plan in found] == [(4, None), (4, 40), (6, None), (6, 40)]
     assert reference_plan(config, ("nvfp4", "bf16")) == found[2]
-    config = resolve(PRESET, overrides=["explore.decoder_precision=fp8"]).config
-    found = plans(config, ("nvfp4",), [], PlanSet(steps=(4,), keep=(40,)))
-    assert [plan.decoder_precision for plan in found] == [None, "fp8", "fp8", "fp8", "fp8"]
-    assert found[0] == reference_plan(config, ("nvfp4",))
-    assert name(found[1]) == "nvfp4 4 steps, decoded in fp8"
 
 
 @pytest.mark.parametrize("keep", [23, 96])

@@ -15,7 +15,6 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
-from solrl_proto.selection import best_worst
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
@@ -63,24 +62,6 @@ def test_survivors_have_the_scores_of_their_group_and_images(generator: Generato
     scores = maker.scores(EACH, SEEDS, unpruned=True)
     again = scorer.score_images(EACH[3:9], maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
-
-
-def test_images_are_scored_as_decoded_and_shown_as_trained(generator: Generator, scorer: SampleScorer) -> None:
-    maker, whole = (
-        maker_of(generator, plan, scorer) for plan in (PRUNED.model_copy(update={"decoder_precision": "fp8"}), PRUNED)
-    )
-    halfway, made = (
-        scorer.score_images(
-            EACH, generator.generate(PROMPT.text, SEEDS, steps=4, until=until, decoder_precision="fp8").images
-        )()
-        for until in (2, 4)
-    )
-    survivors = sorted(best_worst(halfway, 8))
-    scores = maker.scores(EACH, SEEDS)
-    assert [place for place in range(len(SEEDS)) if not scores[place].isnan()] == survivors
-    assert torch.allclose(scores[survivors], made[survivors], atol=1e-4)
-    assert not torch.allclose(made, whole.scores(EACH, SEEDS, unpruned=True), atol=1e-4)
-    assert torch.equal(maker.images(PROMPT, SEEDS[:3]), whole.images(PROMPT, SEEDS[:3]))
 
 
 class Small:

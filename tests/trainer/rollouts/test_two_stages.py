@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.errors import DecoderError, MismatchError
-from solrl_core.families import load_backbone
-from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.errors import MismatchError
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer import loop
 from solrl_trainer.commands import run as command
@@ -40,7 +38,7 @@ FITTED = (
 """Euler steps as a fitted solver, which ends at its last prediction."""
 PLANS = {
     "whole": ("iterations=2",),
-    "pruned": ("explore.prune={after: 1, keep: 8}", "explore.decoder_precision=fp8", "explore.adapter=unmerged"),
+    "pruned": ("explore.prune={after: 1, keep: 8}", "explore.adapter=unmerged"),
     "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
 }
 
@@ -156,17 +154,3 @@ def test_plans_for_other_models_and_unsupported_fp8_are_refused(tmp_path: Path) 
         go(tmp_path, *ONE, bound)
     with pytest.raises(ValueError, match="precision fp8: this CPU has no FP8 matrix units"):
         go(tmp_path, *ONE, "explore.precision=fp8", "model=/nowhere")
-
-
-@pytest.mark.parametrize("served", [False, True])
-def test_a_model_whose_decoder_has_no_fp8_is_refused(
-    small_service: RunningService, tmp_path: Path, served: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def bare(*arguments: Any, **options: Any) -> PipelineBackbone:
-        backbone = load_backbone(*arguments, **options)
-        del backbone.parts["vae"]
-        return backbone
-
-    monkeypatch.setattr("solrl_trainer.rollouts.loading.load_backbone", bare)
-    with pytest.raises(DecoderError, match="no convolution of the decoder can compute in FP8"):
-        go(tmp_path, *ONE, "explore.decoder_precision=fp8", url=small_service.url if served else None)

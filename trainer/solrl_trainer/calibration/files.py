@@ -76,7 +76,7 @@ def write(
     points = [PlanPoint(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
-        fields = {"steps", "precision", "prune", "fitted", "decoder_precision"}
+        fields = {"steps", "precision", "prune", "fitted"}
         plan = chosen.plan.model_dump(mode="json", include=fields)
         plan["calibrated_for"] = binding.model_dump(mode="json")
         settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (

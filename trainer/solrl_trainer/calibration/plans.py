@@ -46,11 +46,10 @@ def plans(
     """Plans to measure: each precision, in each number of steps and fitted ones, pruned and not.
 
     Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
-    are better than another solver's. All decode in the precision that the run explores with, except the reference.
-    Plans that prune after the same step of the same solver follow each other.
+    are better than another solver's. Plans that prune after the same step of the same solver follow each other.
     """
     prune_sizes = _kept(config, limits)
-    plans_to_measure = [] if config.explore.decoder_precision is None else [reference_plan(config, precisions)]
+    plans_to_measure: list[Plan] = []
     counts = sorted({*limits.steps, config.explore.steps})
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
     ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in solvers]
@@ -61,7 +60,6 @@ def plans(
             fitted=by,
             guidance=config.guidance,
             precision=precision,
-            decoder_precision=config.explore.decoder_precision,
         )
         keeps = prune_sizes if steps >= _LEAST_PRUNED else []
         pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
@@ -85,10 +83,7 @@ def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
 
 
 def reference_plan(config: RunConfig, precisions: Sequence[Precision]) -> Plan:
-    """The run's own number of steps without pruning, at the fastest measured precision: all plans are compared with it.
-
-    Its images are decoded in the autoencoder's own precision. Of the precisions, the fastest comes first.
-    """
+    """The plan that others are compared with: the run's steps without pruning, at the fastest precision, the first."""
     return Plan(steps=config.explore.steps, solver=config.solver, guidance=config.guidance, precision=precisions[0])
 
 
@@ -113,8 +108,7 @@ def name(plan: Plan) -> str:
     by = plan.fitted
     steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
-    rounded = f", decoded in {plan.decoder_precision}" if plan.decoder_precision else ""
-    return f"{plan.precision} {plan.steps} {steps}{pruned}{rounded}"
+    return f"{plan.precision} {plan.steps} {steps}{pruned}"
 
 
 def recipe_examples(config: RunConfig, generator: Generator) -> Examples:

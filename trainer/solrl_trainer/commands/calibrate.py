@@ -42,7 +42,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import training_plan
-from solrl_trainer.rollouts.loading import check_decoder_precision, load_rewards, warn_of_decoder_emulation
+from solrl_trainer.rollouts.loading import load_rewards
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts
 from solrl_trainer.run_folder.figures import few_prompts_text, sum_text
@@ -92,8 +92,6 @@ def calibrate(
     logger.info(f"loading {config.model}")
     size = config.generate.size
     backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers, size=size)
-    check_decoder_precision(config.explore.decoder_precision, backbone)
-    warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
     warn_of_long_prompts(backbone, {"training": measured_on})
     if few := few_prompts_text(prompts):

@@ -1,7 +1,7 @@
 """Candidates explored on this device: generated, pruned and scored as by a service's workers."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from solrl_core.image_files import for_showing
@@ -89,10 +89,8 @@ class GroupSampler:
         return scores
 
     def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
-        """Images of these candidates `for_showing`, float32 in [0, 1], by the autoencoder's own decoder precision."""
-        plan = self.sampler.plan().model_copy(update={"decoder_precision": None})
-        exact = replace(self.sampler, plan=lambda: plan)
-        return for_showing(exact.sample([prompt] * len(seeds), seeds).images).cpu()
+        """Images of these candidates `for_showing`, float32 in [0, 1]."""
+        return for_showing(self.sampler.sample([prompt] * len(seeds), seeds).images).cpu()
 
     def _completed(
         self, prompts: Sequence[PromptItem], seeds: Sequence[int], start: Trajectory | None = None

@@ -100,7 +100,6 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         guidance=config.guidance,
         precision=explore.precision,
         adapter=explore.adapter,
-        decoder_precision=explore.decoder_precision,
     )
 
 

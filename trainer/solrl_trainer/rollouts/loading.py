@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from solrl_client.retries import OnWait
 from solrl_core.errors import MismatchError
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.decoder_fp8 import fp8_convolutions
+from solrl_core.families import load_backbone
 from solrl_core.families.load import describe_model
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
@@ -20,7 +19,7 @@ from solrl_core.rewards import Reward, RewardSet
 from solrl_core.rewards.reward import PlainDefaults, RewardDefaults
 from solrl_core.rewards.trial import try_rewards
 from solrl_proto.identifiers import Precision
-from solrl_proto.rollouts import DecoderPrecision, ModelBinding, RequestedPrecision
+from solrl_proto.rollouts import ModelBinding, RequestedPrecision
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.prompts.prompt_rewards import scored_prompts
@@ -56,7 +55,6 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
 
     Raises:
         MismatchError: the plan is of another model.
-        DecoderError: the model's decoder cannot compute in the precision of exploration.
         RewardError: a reward cannot score two grey images.
         ValueError, OSError: model or rewards cannot be loaded, the layer list is of another model, or this device
             explores and does not compute in the precision.
@@ -77,9 +75,7 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         layers=config.layers,
         size=config.generate.size,
     )
-    check_decoder_precision(config.explore.decoder_precision, backbone)
     if config.explores_here:
-        warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
         supported = supported_precisions(backbone.device)
         emulated = [one for one in supported if numerics(one, backbone.device) == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
@@ -135,25 +131,6 @@ def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) ->
                 expected=bound.model,
                 action="run `solrl-train calibrate` for this model, or omit the plan",
             )
-
-
-def check_decoder_precision(precision: DecoderPrecision | None, backbone: Backbone) -> None:
-    """Refuse a decoder precision in which a model's decoder cannot compute.
-
-    Raises:
-        DecoderError: the decoder cannot compute in it.
-    """
-    if precision is not None:
-        fp8_convolutions(backbone.parts.get("vae"))
-
-
-def warn_of_decoder_emulation(precision: DecoderPrecision | None, backbone: Backbone) -> None:
-    """Warn if this device, which explores, emulates the decoder's precision."""
-    if precision is not None and not backbone.decodes_by_kernels:
-        logger.warning(
-            "explore.decoder_precision=fp8: the exploring device emulates it, which is slower than the autoencoder's "
-            "own precision; omit it, or explore on a GPU from Hopper on"
-        )
 
 
 def warn_of_emulation(emulated: Collection[Precision], precision: RequestedPrecision) -> None:

@@ -97,7 +97,7 @@ class RunRequests:
             ProblemError: refused or unreachable; 409 `served-differently`: an image is missing or not the model's.
         """
         assert self.model is not None
-        plan, kind = self._unpruned(iteration, decoder_precision=None), "png"
+        plan, kind = self._unpruned(iteration), "png"
         requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.model.frames > 1:  # of which an answer has room for few
             each, kind = zip(prompts, seeds, strict=True), "webp"
@@ -120,9 +120,9 @@ class RunRequests:
                 got = str(error).removeprefix("got ")
                 raise served_differently(self.url, f"{name}[{place}]", got, "an image of the model") from error
 
-    def _unpruned(self, iteration: int, **others: None) -> Plan:
-        """The plan of an iteration without pruning and without these other settings."""
-        return exploration_plan(self.config, iteration).model_copy(update={"prune": None, **others})
+    def _unpruned(self, iteration: int) -> Plan:
+        """The plan of an iteration without pruning."""
+        return exploration_plan(self.config, iteration).model_copy(update={"prune": None})
 
     def _rewards_of(self, prompt: PromptItem) -> ResolvedRewards:
         rewards = self.config.trained

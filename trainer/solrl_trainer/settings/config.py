@@ -288,7 +288,7 @@ class RunConfig(Section):
                 raise ValueError(
                     "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
                 )
-            for name in ("prune", "fitted", "decoder_precision"):
+            for name in ("prune", "fitted"):
                 if getattr(explore, name) is not None:
                     raise ValueError(
                         f"explore.{name} generates cheap candidates, and with at=none they are trained on; "

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from solrl_core.model_options import ImageSize
-from solrl_proto.rollouts import AdapterUse, DecoderPrecision, FittedSolver, ModelBinding, Prune, RequestedPrecision
+from solrl_proto.rollouts import AdapterUse, FittedSolver, ModelBinding, Prune, RequestedPrecision
 
 from solrl_trainer.algorithms.section import Positive, Section, Steps
 
@@ -52,9 +52,6 @@ class Explore(Section):
     """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
-    decoder_precision: DecoderPrecision | None = None
-    """Precision of the decoder for images that are only scored; null: the autoencoder's own. fp8 takes less time on
-    GPUs from Hopper on, and more elsewhere."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise; steps must be regenerate.steps."""

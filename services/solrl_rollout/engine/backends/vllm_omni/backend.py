@@ -154,7 +154,7 @@ class VllmOmniBackend:
             ends.append(self._engine.generate(order, self._adapter, between or (lambda: None)))
         end = Trajectory.join(ends).to(self._device)
         assert end.clean is not None
-        images = decode_in_batches(self._backbone, end.clean, size, plan.decoder_precision)
+        images = decode_in_batches(self._backbone, end.clean, size)
         return GeneratorOutput(end, images)
 
     def record_event(self) -> DeviceEvent:
