@@ -1,7 +1,6 @@
 """Models and rewards that many runs of a process read: each is read once while its files stay the same."""
 
 import copy
-import threading
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,4 @@ def once(read: Callable[..., Any]) -> Callable[..., Any]:
 
 def _copy(found: Any) -> Any:
     """A backbone of its own for each run, which changes it; rewards are as they are."""
-    if not isinstance(found, PipelineBackbone):
-        return found
-    return copy.deepcopy(found, {id(found._fp8_lock): threading.Lock()})
+    return copy.deepcopy(found) if isinstance(found, PipelineBackbone) else found
