@@ -67,14 +67,15 @@ def headings(page: Path) -> set[str]:
 EVIDENCE = ["docs/findings.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/evidence/*.md"))]
 LINK = re.compile(r"\]\([^)]*\)")
 NOT_COUNTED = re.compile(
-    r"`[^`]*`|\[[^\]A-Za-z]*,[^\]A-Za-z]*\]|\([\d.]+ to [\d.]+\)|\d+-in-\d+|\b[A-Z][A-Za-z]*\d[\d.]*"
+    r"`[^`]*`|\[[^\]A-Za-z]*,[^\]A-Za-z]*\]|\([\d.]+ to [\d.]+\)|\d+-in-\d+|\b[A-Z][A-Za-z]*\.?\d[\d.]*"
 )
 """Code, intervals, and names with digits, which are no figures."""
 
 
 @pytest.mark.parametrize("page", ["README.md", *TASKS, *OPERATORS, *EVIDENCE])
 def test_pages_can_be_read(page: str) -> None:
-    assert hard_to_read((ROOT / page).read_text(encoding="utf-8")) == []
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert hard_to_read(text, figures=2 if page == "README.md" else 6) == []
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,8 @@ def test_text_that_is_hard_to_read_is_noticed(text: str) -> None:
     assert hard_to_read(text.replace("a " * 2, "a ", 1).replace(" and [e](f)", "").replace(" and 7", "")) == []
 
 
-def hard_to_read(text: str) -> list[str]:
-    """Sentences and cells of more than 25 words, sentences of more than two links, paragraphs of more than six figures.
+def hard_to_read(text: str, figures: int = 6) -> list[str]:
+    """Sentences and cells of more than 25 words, sentences of more than two links, paragraphs of more than `figures`.
 
     A paragraph that lists commands or tables may have any number of links.
     """
@@ -100,6 +101,6 @@ def hard_to_read(text: str) -> list[str]:
         sentences = re.split(r"[.:?;]\**\s+| · ", paragraph)
         links = 99 if re.match(r"\*(Commands|Figures):", paragraph) else 2
         hard += [one for one in sentences if len(LINK.sub("]", one).split()) > 25 or len(LINK.findall(one)) > links]
-        if len(re.findall(r"\d+(?:[.,]\d+)*", NOT_COUNTED.sub("", LINK.sub("]", paragraph)))) > 6:
+        if len(re.findall(r"\d+(?:[.,]\d+)*", NOT_COUNTED.sub("", LINK.sub("]", paragraph)))) > figures:
             hard.append(paragraph)
     return hard
