@@ -63,7 +63,7 @@ def test_the_pages_say_how_long_it_takes() -> None:
     """The number of the default plans at each precision of a GPU with FP8, and their hours by the shipped rates."""
 
     def hours(model: str, limits: PlanSet) -> tuple[float, int]:
-        config, rates = resolve(f"{model}/sol_rl/imagereward").config, RATES[model]
+        config, rates = resolve(f"{model}/fast/imagereward").config, RATES[model]
         group = config.explore.candidates
         fitted = list(map(identity_solver, limits.schedules))
         ways = [[plan for _, plan in way] for way in shared_beginnings(plans(config, ["bf16"], fitted, limits))]
