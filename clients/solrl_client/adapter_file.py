@@ -78,7 +78,6 @@ def _as_float32(name: str, weight: Any) -> NDArray[np.float32]:
 
 
 def _check_names(tensors: Collection[str], targets: Collection[str]) -> None:
-    """Refuse weights unless their names are exactly the targets' names."""
     expected = {f"base_model.model.{module}.lora_{side}.weight" for module in targets for side in "AB"}
     missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
     if missing or extra:

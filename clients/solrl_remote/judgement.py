@@ -60,7 +60,6 @@ class Scale:
         return value if token is None else self._expected(token, value)
 
     def _match(self, text: str) -> re.Match[str]:
-        """The match of the answer's number."""
         if not self.label:
             match = _ALONE.fullmatch(text)
             if match is None:

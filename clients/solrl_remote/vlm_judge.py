@@ -191,8 +191,6 @@ class VlmJudge(HttpReward):
         return json.dumps({**self._settings, "messages": [{"role": "user", "content": content}]}).encode()
 
     async def _complete(self, request: bytes) -> Sequence[Choice]:
-        """The answers to a request, a JSON document."""
-
         async def attempt() -> Completion:
             await asyncio.sleep(self._held_until - asyncio.get_running_loop().time())
             if self._pace is not None:
@@ -230,7 +228,6 @@ class VlmJudge(HttpReward):
             ) from None
 
     def _refusal(self, answer: httpx.Response, path: str, message: str) -> Exception:
-        """The error for a status that is no success."""
         status = answer.status_code
         fault = f"answered {status} to {path}: {message}"
         if status in (408, 429) or status >= 500:
@@ -252,7 +249,6 @@ class VlmJudge(HttpReward):
         return self._unavailable(fault)
 
     def _score(self, choices: Sequence[Choice]) -> float:
-        """Score of an answer."""
         if len(choices) != 1:
             raise self._unavailable(f"gave {len(choices)} answers to one question; expected one")
         (choice,) = choices
@@ -274,7 +270,6 @@ class VlmJudge(HttpReward):
             raise ValueError(f"the answer{thoughts} {error}; change the template, label or range to fit") from None
 
     async def _require(self, model: str) -> None:
-        """Raise ValueError if the endpoint does not have the model."""
         there = [served.id for served in (await self._read(Models, "GET", "/models", MODELS_BYTES)).data]
         if model not in there:
             raise ValueError(

@@ -105,6 +105,5 @@ class Merger:
 
 
 def _low_rank(adapter: Adapter, module: str) -> LowRank:
-    """An adapter's tensors for `module`, in BF16."""
     a, b = adapter.tensors[lora_a_key(module)], adapter.tensors[lora_b_key(module)]
     return LowRank(a.bfloat16(), (adapter.scale * b).bfloat16())

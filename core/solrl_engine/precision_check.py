@@ -116,7 +116,6 @@ class PrecisionCheck:
 
     @cached_property
     def _planned(self) -> list[GeneratorOutput]:
-        """Candidates of the plan in BF16."""
         made = self._made(self._exact, self.plan)
         self.images["bf16"] = made[0].images
         return made

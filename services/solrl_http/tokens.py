@@ -191,7 +191,6 @@ class TokenStore:
         return self._by_digest.get(_digest(secret))
 
     def _update(self) -> None:
-        """Parse the file if it is not what was parsed last."""
         content = _read(self._path)
         if content != self._content:
             self._by_digest = {token.sha256: token for token in _parse(content, self._path)}

@@ -229,7 +229,6 @@ class Batcher:
         return waiter.result()
 
     def _leave(self, reward: str, call: "Future[Any]") -> None:
-        """Leave a call behind whose reward does not return."""
         logger.error("reward %r does not return: its thread is left behind, and the service is not live", reward)
         self._metrics.reward_failed(reward)
         self._left[reward] = call

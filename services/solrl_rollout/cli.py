@@ -34,7 +34,6 @@ def main() -> None:
 
 
 def _run(command: Command) -> int:
-    """Run a command; returns the exit code."""
     match command:
         case ServeRollouts():
             from solrl_rollout.serve import serve

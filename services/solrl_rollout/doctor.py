@@ -171,7 +171,6 @@ def redis_findings(url: str | None) -> Iterator[Finding]:
 
 
 def _weaknesses(settings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    """Settings of Redis that risk losing adapters, each with its remedy."""
     if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
         yield (
             f"Redis has maxmemory-policy {settings['maxmemory-policy']}, which may evict adapters",

@@ -32,8 +32,6 @@ class RolloutDoctor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sized:
-    """Options of a command about one model."""
-
     height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
     """Height of images in pixels."""
     width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None

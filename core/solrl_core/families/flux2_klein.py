@@ -122,7 +122,6 @@ class Flux2Klein(PipelineBackbone):
         return out
 
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
-        """Latents in patches, normalised."""
         mean, variance = vae.bn.running_mean[:, None, None], vae.bn.running_var[:, None, None]
         patches = F.pixel_unshuffle(most_likely(vae.encode(images, return_dict=False)[0]), PATCH)
         scaled: torch.Tensor = (patches - mean.float()) / torch.sqrt(variance + vae.config.batch_norm_eps).float()

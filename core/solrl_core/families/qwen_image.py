@@ -168,7 +168,6 @@ class QwenImage(PipelineBackbone):
         return out[:, :, 0]
 
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
-        """Normalised latents of videos of one frame."""
         mean, std = channel_statistics(vae, images.device, torch.float32)
         latents = most_likely(vae.encode(images[:, :, None], return_dict=False)[0]).float()
         return ((latents - mean) / std)[:, :, 0]

@@ -131,7 +131,6 @@ def _read(files: Sequence[Path]) -> Tensors:
 
 
 def _load(kind: tuple[str, str], folder: Path, weights: Tensors, dtype: torch.dtype, file: Path) -> nn.Module:
-    """The module of a part with these weights, by the configuration in its folder."""
     library, name = kind
     cls = part_class(library, name)
     if library == "diffusers":
@@ -196,7 +195,6 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
 def _check(
     cls: Any, file: Path, folder: Path, missing: Iterable[str], unexpected: Iterable[str], other: Iterable[str]
 ) -> None:
-    """Raise OSError if weights are missing, unexpected or of another shape."""
     kinds = {"lacks": list(missing), "also has": list(unexpected), "has in another shape": list(other)}
     faults = [f"{verb} {listed(names, _SHOWN)}" for verb, names in kinds.items() if names]
     if faults:

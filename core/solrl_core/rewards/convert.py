@@ -187,8 +187,6 @@ def hpsv3_model(path: str, base: str, dtype: torch.dtype) -> Any:
 
 
 class _Source:
-    """Tensors of a checkpoint; errors use the checkpoint's names."""
-
     def __init__(self, path: str, kind: str, prefix: str = "") -> None:
         self._path, self._kind = path, kind
         self._tensors = {name.removeprefix(prefix): tensor for name, tensor in read_checkpoint(path).items()}

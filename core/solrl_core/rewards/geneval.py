@@ -42,7 +42,6 @@ class _Counting:
         self._likeliest: list[float] = []
 
     def add(self, score: float) -> None:
-        """Count one image by the score of its likeliest object."""
         if len(self._likeliest) == _COUNTED:
             return
         self._likeliest.append(score)
@@ -132,8 +131,6 @@ class GenEval:
         return torch.tensor(scores, dtype=torch.float32)
 
     def _shows(self, image: Image.Image, metadata: Mapping[str, Any]) -> bool:
-        """Whether an image shows what its prompt's metadata asks for."""
-
         def colours(name: str, objects: Sequence[DetectedObject]) -> list[str]:
             return self._colours.of(image, name, objects)
 

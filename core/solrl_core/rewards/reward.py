@@ -458,7 +458,6 @@ class RewardSet:
         return scores
 
     def _name_changes(self, name: str, changed: Sequence[str]) -> None:
-        """Say once what a reward changes of the process."""
         if new := [one for one in changed if one not in self._changed.setdefault(name, set())]:
             self._changed[name].update(new)
             _name_changes(name, new)

@@ -77,7 +77,6 @@ class Solver(ABC):
         return joined
 
     def _straight(self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor) -> Tensor:
-        """Take Euler's step."""
         self.history, self.sigma = (x - sigma * velocity,), sigma
         return x + (sigma_next - sigma) * velocity
 

@@ -122,7 +122,6 @@ class WorkerHandle(ChunkQueue):
         self._scheduler.put_back(chunks)
 
     def _servers(self, chunk: Chunk) -> frozenset[str]:
-        """The reward servers that a chunk needs."""
         job = chunk.job
         served = next((one.remote_rewards for one in self.hosted if one.info.name == job.model), frozenset())
         asks_builtin = any(name in served and name not in job.external_rewards for name in job.rewards)
@@ -225,7 +224,6 @@ class Engine:
         return [one for one, thread in zip(self._handles, self._threads, strict=False) if thread.is_alive()]
 
     def _run(self, handle: WorkerHandle) -> None:
-        """Main function of a worker's thread."""
         try:
             all_loaded = self._load(handle)
         except BaseException as error:

@@ -130,7 +130,6 @@ def _tried_rewards(settings: RolloutSettings, options: ModelOptions, loaded: dic
 
 
 def _check_names(settings: RolloutSettings) -> None:
-    """Raise ValueError for a mistyped name or option before loading a large model."""
     for spec in settings.models:
         locate(spec.location)
     options = settings.options_of_rewards

@@ -71,6 +71,5 @@ class RecentThroughput:
 
 
 def _candidates_between(chunk: FinishedChunk, start: float, end: float) -> float:
-    """The number of a chunk's candidates that fall between two times."""
     length = max(chunk.ended_at - chunk.started_at, 1e-6)
     return chunk.candidates * max(0.0, min(chunk.ended_at, end) - max(chunk.started_at, start)) / length

@@ -292,7 +292,6 @@ class RedisRunStore(RunStore):
         await self._redis.aclose()
 
     async def _missing(self, keys: Keys, version: int) -> Exception:
-        """The error for a version that is not stored."""
         (fields,) = await self._replies(keys.run, ("HGETALL", keys.versions))
         return not_found(keys.run, version, head_of(keys.run, fields.get(b"head")), numbers(fields))
 

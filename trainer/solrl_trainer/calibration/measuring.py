@@ -85,7 +85,6 @@ class PlanBenchmark:
         return len(self._local) * solver_steps(true, self._candidates) + (1 + len(self._local)) * turn
 
     def _group_of(self, prompt: PromptItem) -> tuple[list[PromptItem], Sequence[int]]:
-        """The prompt of each candidate, and their seeds."""
         return [prompt] * self._candidates, self._seeds[prompt.id]
 
     def _turn(

@@ -68,7 +68,6 @@ def plans(
 
 
 def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
-    """Numbers of candidates that the measured plans keep."""
     explore = config.explore
     if not limits.keep:
         thirds = {explore.candidates // 3, explore.candidates // 2, explore.candidates * 2 // 3}

@@ -158,7 +158,6 @@ def _numbers(
 
 
 def _sampler_factory(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> SamplerFactory:
-    """Generation and scoring of the candidates of any plan, with the generator of the plan's precision."""
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
     rewards = load_rewards(config, list(config.rewards), backbone, Waits(), options)
     names = [spec.name for spec in config.trained]

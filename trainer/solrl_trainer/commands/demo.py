@@ -135,11 +135,7 @@ def _import() -> None:
 
 
 def _require_new(folder: Path) -> None:
-    """Refuse a folder with a run, finished or not.
-
-    Raises:
-        FileExistsError: says what to do.
-    """
+    """Refuse a folder with a run, finished or not."""
     if not (folder / "config.json").is_file():
         return
     report = folder / "report.html"
@@ -151,11 +147,7 @@ def _require_new(folder: Path) -> None:
 
 
 def _require_packages(reward: str) -> None:
-    """Refuse a reward whose packages are missing.
-
-    Raises:
-        ValueError: says how to install them.
-    """
+    """Refuse a reward whose packages are missing."""
     from importlib.util import find_spec
 
     from solrl_core.rewards.reward import REWARDS

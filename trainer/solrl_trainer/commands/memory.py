@@ -77,7 +77,6 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
 
 
 def _gpu(gigabytes: float | None) -> tuple[int, Precision]:
-    """Bytes of the GPU, and its fastest native precision."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         installed = torch.cuda.get_device_properties(device).total_memory
@@ -129,7 +128,6 @@ def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> s
 
 
 def _choices(planned: RunMemory, layout: MemoryLayout, gpus: int) -> str:
-    """The decisions on encoders and sharding."""
     settings = planned.settings
     where = "in host memory, except while prompts are encoded" if layout.offloaded else "on the GPU"
     choices = [f"Text encoders stay {where}{_because(settings.offloaded, 'optimizer.encoders')}."]

@@ -148,11 +148,7 @@ def _general_scale(metadata: Mapping[str, str], file: Path) -> tuple[Scale, str]
 
 
 def _scale_of_peft(values: Any, place: str) -> Scale:
-    """The scale of a layer by settings of PEFT.
-
-    Raises:
-        ValueError: they are not understood, or are of another kind than a plain LoRA; says which.
-    """
+    """The scale of a layer by settings of PEFT; ValueError if they are not understood, or no plain LoRA's."""
     from peft import LoraConfig
     from peft.utils.other import get_pattern_key
 

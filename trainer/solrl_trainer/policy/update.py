@@ -221,11 +221,7 @@ class Updater:
         return [(loss, figures) for loss, figures, _ in results]
 
     def _gradient(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The gradient of each parameter; zeros in idle layers of the family.
-
-        Raises:
-            ValueError: another layer has no gradient.
-        """
+        """The gradient of each parameter; zeros in idle layers of the family, ValueError if another one has none."""
         parameters, idle = self.policy.parameters, self.backbone.unused_lora_layers
         gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         layers = [name for name in self.policy.layers for _ in ("a", "b")]
@@ -291,7 +287,6 @@ def _discard(part: int, gradient: Sequence[torch.Tensor]) -> None:
 
 
 def _summed(parts: Iterable[Mapping[str, float | torch.Tensor]]) -> dict[str, float]:
-    """The sum of each figure."""
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

@@ -82,7 +82,6 @@ def _resampled(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _interval(figures: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The middle 95 % of a figure of all bootstrap samples."""
     low, high = np.percentile(figures, [2.5, 97.5])
     return float(low), float(high)
 

@@ -136,7 +136,6 @@ class RichReporter(LiveLine):
         self._count(record)
 
     def _count(self, record: IterationRecord) -> None:
-        """Count an iteration, by whose time the run's end is estimated."""
         version = record.version
         if self._began is not None:
             first, began = self._began

@@ -144,7 +144,6 @@ def _draw_line(axes: Any, series: Series, smooth: bool) -> Sequence[float]:
 
 
 def _values_at(series: Sequence[Series], place: float) -> str:
-    """Each line's last value up to a position."""
     passed = [(one, bisect_right(one.xs, place) - 1) for one in series]
     return ", ".join(f"{one.name} {one.values[i]:.4g}{_interval_text(one, i)}" for one, i in passed if i >= 0)
 

@@ -82,7 +82,6 @@ def _draw_plans(axes: Any, points: Sequence[PlanPoint], best: Sequence[PlanPoint
 
 
 def _named(points: Sequence[PlanPoint], chosen: str | None) -> list[PlanPoint]:
-    """Plans of the key, from the cheapest to the most expensive."""
     return sorted({*frontier(points), *(point for point in points if point.name == chosen)}, key=lambda p: p.seconds)
 
 

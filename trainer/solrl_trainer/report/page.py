@@ -194,7 +194,6 @@ def _served_text(iterations: Sequence[dict[str, Any]]) -> str:
 
 
 def _mean_shares(iterations: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean share of each reward in the spread of the weighted sum; none for a single reward."""
     lines = [line["shares"] for line in iterations if "shares" in line]
     return {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]} if lines else {}
 
@@ -228,7 +227,6 @@ def _scoring(iterations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
-    """Indices of the gallery's pairs: prompt → place → indices."""
     groups: dict[str, dict[str, list[int]]] = {}
     for index, pair in enumerate(gallery.pairs if gallery else []):
         groups.setdefault(pair.prompt, {}).setdefault(pair.place, []).append(index)

@@ -167,11 +167,7 @@ def _newest(folder: Path, version: int | None) -> Checkpoint | None:
 
 
 def _files(path: Path) -> dict[str, bytes]:
-    """The files of a checkpoint by name.
-
-    Raises:
-        DamagedCheckpointError: one differs from its checksum, or is missing.
-    """
+    """The files of a checkpoint by name; DamagedCheckpointError if one differs from its checksum, or is missing."""
     listed = _read(path / CHECKSUMS)
     try:
         checksums = dict(json.loads(listed or b""))

@@ -98,11 +98,7 @@ class AdapterSupply:
         logger.info("the service no longer has all versions up to %d; all of this run's are pushed again", version)
 
     def _push_missing(self) -> list[int]:
-        """Push all known versions beyond the service's head, and return them.
-
-        Raises:
-            ProblemError: 409 `run-taken`.
-        """
+        """Push all known versions beyond the service's head, and return them; 409 `run-taken`."""
         adapter_list = self._client.adapters(self._run)
         stored = {info.version: info.digest for info in adapter_list.versions} if adapter_list else {}
         for version, adapter in self._adapters.items():

@@ -121,7 +121,6 @@ class RunRequests:
                 raise served_differently(self.url, f"{name}[{place}]", got, "an image of the model") from error
 
     def _unpruned(self, iteration: int) -> Plan:
-        """The plan of an iteration without pruning."""
         return exploration_plan(self.config, iteration).model_copy(update={"prune": None})
 
     def _rewards_of(self, prompt: PromptItem) -> ResolvedRewards:

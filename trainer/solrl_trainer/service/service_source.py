@@ -194,7 +194,6 @@ class ServiceSource:
             self._begun = iteration + 1
 
     def _version(self, iteration: int) -> int:
-        """Version under which an iteration is explored."""
         return max(0, iteration - self._config.lag)
 
     def _explore_here(self, version: int) -> None:

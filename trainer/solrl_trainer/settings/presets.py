@@ -47,7 +47,6 @@ class Recipe:
 
 
 def _read(folder: str) -> dict[str, dict[str, Any]]:
-    """The files of a folder by their names."""
     return {path.stem: parse_yaml(read_text(path)).value for path in sorted((_FOLDER / folder).glob("*.yaml"))}
 
 
@@ -64,7 +63,6 @@ _FIELDS = frozenset(_fields())
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings in sections under dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and prefix + key not in _FIELDS:

@@ -89,8 +89,6 @@ def _at(mark: Any, problem: str) -> YamlError:
 
 
 class _Reader:
-    """Makes values of a parser's events."""
-
     def __init__(self, events: Iterator[Any]) -> None:
         self._events = events
         self.lines: dict[str, int] = {}

@@ -256,5 +256,4 @@ class FairQueue:
 
 
 def _head(chunks: RunQueue) -> Chunk:
-    """The next chunk of a run."""
     return next(iter(chunks))

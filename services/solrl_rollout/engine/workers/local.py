@@ -178,7 +178,6 @@ class LocalWorker:
         self._wake()
 
     def _check_device(self) -> None:
-        """Raise if the device no longer works."""
         torch.ones(1, device=self._settings.torch_device).sum().item()
 
     def _wait_for_scoring(self) -> bool:

@@ -216,7 +216,6 @@ class RemoteWorker:
         self._stop()
 
     def _begin(self) -> None:
-        """Reset the state of the connection."""
         self._loaded: Future[list[HostedModel]] = Future()
         self._sent: dict[int, Chunk] = {}
         self._ahead = False
@@ -284,7 +283,6 @@ class RemoteWorker:
             self._connection.send({"do": "cancel", "ids": [id]})
 
     def _receive(self) -> None:
-        """Main function of the thread that handles the process's messages until the end of the connection."""
         error: BaseException = ConnectionError("the process has ended")
         try:
             while True:
@@ -304,7 +302,6 @@ class RemoteWorker:
             self._queue.wake()
 
     def _handle(self, header: Header, body: bytes) -> None:
-        """Handle a message of the process, see `Child`."""
         match header["is"]:
             case "loaded":
                 self._note(header)
@@ -329,7 +326,6 @@ class RemoteWorker:
                 raise ValueError(f"got the message {kind!r}; expected one of a worker's process")
 
     def _resolve(self, header: Header, body: bytes) -> None:
-        """Resolve a sent chunk with its result or its error."""
         self._note(header)
         queue, chunk = self._queue, self._sent[header["id"]]
         assert queue is not None
@@ -347,7 +343,6 @@ class RemoteWorker:
             ping.set_result(None)
 
     def _note(self, header: Header) -> None:
-        """Note the process's lowered batch limits and its GPU's memory."""
         self._limits.update(header["limits"])
         self._metrics.worker_memory(self.name, header["memory"])
 
