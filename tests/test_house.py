@@ -157,7 +157,7 @@ def modules_after(code: str) -> tuple[str, set[str]]:
 @pytest.mark.parametrize(
     ("program", "arguments", "said"),
     [
-        ("solrl-train", ["--help"], "doctor"),
+        ("solrl-train", ["--help"], "evaluate"),
         ("solrl-train", ["run", "--help"], "--rollout-url"),
         ("solrl-train", ["presets"], "mini-sana/sol_rl/clipscore"),
         ("solrl-reward", ["--help"], "serve"),

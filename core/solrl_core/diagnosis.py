@@ -1,4 +1,4 @@
-"""Findings about a machine that both programs' `doctor` share, with a remedy for everything that is missing."""
+"""Findings about a machine that `doctor` of both services shares, with a remedy for everything that is missing."""
 
 import logging
 import os
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "n/a", "warn", "missing"]
 """n/a: not available on this machine, and not needed. missing: the requested work will fail."""
-
-Options = Mapping[str, Mapping[str, Any]]
-"""Reward name → options."""
 
 _STYLES = {"ok": "green", "n/a": "dim", "warn": "yellow", "missing": "red"}
 _UNLIMITED = 100_000
@@ -228,7 +225,6 @@ def rewards(
     ask: Callable[[str], Iterable[Finding]] | None = None,
     sources: Mapping[str, str] | None = None,
     device: str | None = None,
-    prompts: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> Iterator[Finding]:
     """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
 
@@ -242,7 +238,6 @@ def rewards(
         ask: returns the findings about a reward that a server computes; without it, no server is asked.
         sources: reward → registered name or `package.module:attribute`, where that is not the name itself.
         device: where rewards are tried; None tries none.
-        prompts: texts and metadata that they are tried with; none if they are not known.
     """
     import torch
 
@@ -274,9 +269,7 @@ def rewards(
         if device is None or finding.state != "ok" or REWARDS.is_built_in(source):
             yield finding
         else:
-            yield from _tried(
-                finding, name, source, all_options, PlainDefaults(torch.device(device), defaults), model, prompts
-            )
+            yield from _tried(finding, name, source, all_options, PlainDefaults(torch.device(device), defaults), model)
 
 
 def _tried(
@@ -286,7 +279,6 @@ def _tried(
     options: Mapping[str, Any],
     defaults: "PlainDefaults",
     model: str | None,
-    prompts: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> Iterator[Finding]:
     """The finding about a reward after a trial of it, and what it was warned of."""
     from solrl_core.rewards.reward import RewardSet, logger
@@ -296,7 +288,7 @@ def _tried(
     with _warnings_of(logger.parent or logger) as warnings:
         try:
             rewards = RewardSet.load([name], defaults, {name: options}, sources={name: source})
-            usable = try_rewards(rewards, defaults, side, prompts_of=lambda reward: prompts)
+            usable = try_rewards(rewards, defaults, side)
         except (ValueError, OSError, RuntimeError) as error:
             finding = Finding(finding.subject, "missing", str(error), "correct the reward")
         else:

@@ -1,4 +1,4 @@
-"""Findings of both `doctor` commands: models in folders, in the hub's cache and on the hub; the printed table."""
+"""Findings of the services' `doctor`: models in folders, in the hub's cache and on the hub; the printed table."""
 
 import shutil
 import threading
@@ -219,3 +219,20 @@ def test_an_emulation_on_a_gpu_is_warned_of_and_a_native_precision_is_ok(monkeyp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     row = {finding.subject: finding for finding in diagnosis.machine("auto", "nvfp4")}["precision"]
     assert (row.state, row.text) == ("warn", "nvfp4 is emulated on this GPU, slower than bf16")
+
+
+def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str | None:
+        raise ValueError("Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("solrl_core.precision.engine_version", broken)
+    rows = {finding.subject: finding for finding in diagnosis.machine()}
+    assert rows["precision nvfp4"].text.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
+    assert rows["precision fp8"].state == "n/a"
+    assert rows["precision fp8"].text == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
+    assert rows["precision bf16"].text == "emulated: bfloat16 weights, float32 arithmetic"
+    assert rows["transformer engine"].state == "warn"
+    assert "undefined symbol" in rows["transformer engine"].text
+    assert "until then nvfp4 is emulated" in rows["transformer engine"].action

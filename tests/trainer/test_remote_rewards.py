@@ -10,7 +10,6 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
-from solrl_trainer.commands.doctor import check
 from solrl_trainer.commands.preflight import check_run, require_usable_rewards, usable_rewards
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
@@ -76,9 +75,6 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
     else:
         check_run(config, resume=False)
     assert not [note for note in notes if "not checked" in note]
-    found = check("mini-sana", None, str(tmp_path), [FUSSY if place == "here" else f"{name}@{fussy}"])
-    faults = [one.text for one in found if one.subject == f"prompts for {name}"]
-    assert faults == (["of prompt 'a blue cross', it has no 'red'"] if said else [])
 
 
 def test_a_run_without_quotation_marks_is_not_read(tmp_path: Path) -> None:
@@ -181,14 +177,3 @@ def test_a_service_that_asks_no_server_is_refused(service: RunningService, serve
     odd = [spec.model_copy(update={"at": f"{server}/path"}) for spec in asked if spec.at]
     with pytest.raises(ProblemError, match="contains the path '/path'"):
         require_rewards(service.url, models, hosted, odd)
-
-
-def test_doctor_says_whether_the_service_asks_a_server(service: RunningService, server: str) -> None:
-    named = [f"clipscore@{server}", f"{BROUGHT}@{server}", f"elsewhere:only@{AWAY}"]
-    found = {one.subject: one for one in check(MODEL, service.url, "shapes", named)}
-    assert found["reward elsewhere:only"].state == "n/a"
-    states = [found[f"service: {name}"].state for name in ("clipscore", BROUGHT, "elsewhere:only")]
-    assert states == ["ok", "ok", "missing"]
-    assert "loaded" in found["service: clipscore"].text
-    assert f"asks the server at {server}" in found[f"service: {BROUGHT}"].text
-    assert f"--reward-hosts {AWAY}" in found["service: elsewhere:only"].action

@@ -45,7 +45,6 @@ def test_a_service_and_a_run_take_it_and_agree_with_the_folder(model: str, tmp_p
         (rollout, ["memory", "--model", "MODEL"]),
         (rollout, ["doctor", "--model", "MODEL", "--rewards", "clipscore"]),
         (trainer, ["memory", "--preset", PRESET, "--set", "model=MODEL"]),
-        (trainer, ["doctor", "--model", "MODEL"]),
     ],
 )
 def test_programs_take_it(model: str, program: Callable[[], None], words: list[str]) -> None:

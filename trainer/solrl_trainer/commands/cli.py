@@ -16,7 +16,6 @@ from solrl_trainer.commands.options import (
     Command,
     Compare,
     Demo,
-    Doctor,
     Evaluate,
     Export,
     Layout,
@@ -127,13 +126,6 @@ def _dispatch(command: Command) -> int:
                 delete_run(command.action.rollout_url, command.action.name)
             else:
                 list_runs(command.action.rollout_url)
-        case Doctor():
-            from solrl_core.diagnosis import show
-
-            from solrl_trainer.commands import doctor
-
-            findings = doctor.check(command.model, command.rollout_url, command.prompts, command.rewards)
-            return show(f"{PROGRAM} doctor", findings)
     return 0
 
 

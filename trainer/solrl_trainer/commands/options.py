@@ -239,23 +239,7 @@ class Runs:
     ]
 
 
-@dataclass
-class Doctor:
-    """Check what this machine can run, what is missing, and what to do about it."""
-
-    model: str = "mini-sana"
-    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
-    rollout_url: Annotated[str | None, _shown("URL", "none")] = None
-    """Base URL of a rollout service to check, too."""
-    prompts: str = "shapes"
-    """A registered set, or a folder with train and test prompts."""
-    rewards: tuple[str, ...] = ("clipscore",)
-    """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
-
-
-Command = (
-    Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Compare | Runs | Doctor
-)
+Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Compare | Runs
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 
