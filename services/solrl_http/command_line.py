@@ -29,11 +29,7 @@ def parse_command(
     """The command that the words give; exits with 2 where they are not understood.
 
     Args:
-        program: the program's name.
-        description: of the program, for its help.
         commands: by name. A command with the field `settings` has their options; the environment may set these, too.
-        settings: the service's settings.
-        words: of the command line.
 
     Raises:
         ValueError: a setting is not valid.

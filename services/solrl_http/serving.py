@@ -54,7 +54,6 @@ def serve_app(settings: HttpSettings, module: str, rows: Callable[[Any, str], It
     """Serve until a SIGTERM or SIGINT, then finish accepted work.
 
     Args:
-        settings: address, access and limits.
         module: its `create_app` makes the application, whose lifespan sets `app.state.service`. Imported once the port
             is bound, so that a port already in use is reported without waiting for torch.
         rows: names and values to print about the service at its address, before it answers.

@@ -123,11 +123,8 @@ class Batcher:
         """Prepare the batcher; `run` scores.
 
         Args:
-            rewards: loaded rewards.
-            device: the rewards' device.
             most: images of several requests in one batch.
             timeout: most seconds of a reward, apart from the seconds that it waits for another service.
-            metrics: metrics to update.
         """
         self._rewards = rewards
         self._device = device

@@ -24,8 +24,6 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
     """Check a request against the model that it names; returns the precision that it will run at.
 
     Args:
-        request: the request.
-        hosted: the model that it names.
         most_queued: the most candidates of one tenant in the queue.
         answer_limit: the most `answer_bytes`.
 

@@ -93,8 +93,6 @@ class Service:
         """Check a request and queue its work.
 
         Args:
-            request: prompts, candidates and plan.
-            tenant: the caller.
             reserve: called with the bytes that the answer's images may take in memory; it may raise.
 
         Raises:

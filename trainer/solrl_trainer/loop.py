@@ -93,7 +93,6 @@ def train(
     """Run a training, or continue one.
 
     Args:
-        config: the run's settings.
         reporter: shows progress; only on rank 0.
         resume: continue from the newest checkpoint, if there is one.
         checkpoint: version of the checkpoint to continue from instead; later ones are deleted.

@@ -31,7 +31,6 @@ class Session:
     """The parts of a run.
 
     Attributes:
-        config: all settings.
         source: where the samples of an iteration come from.
         updater: takes the optimiser steps.
         train_prompts, held_out: training and held-out prompts.
@@ -112,7 +111,6 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
     """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
 
     Args:
-        config: the run's settings.
         world: ranks that train together.
         on_wait: told of waits for the service and reward servers.
 

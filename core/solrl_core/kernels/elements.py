@@ -26,12 +26,6 @@ def relu(x):
 
 
 @triton.jit
-def e4m3_range(x):
-    """Clamp to the range of E4M3; NaN stays."""
-    return tl.clamp(x, -448.0, 448.0, tl.PropagateNan.ALL)
-
-
-@triton.jit
 def halves(x, dtype: tl.constexpr):
     """Two numbers of 8 bits each whose sum has 16: tensor cores multiply no wider ones."""
     first = x.to(dtype)

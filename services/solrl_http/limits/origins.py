@@ -28,7 +28,6 @@ def require_own_site(scope: Scope, allowed: Collection[str] | None) -> None:
     rebinding), and then its pages have the service's origin.
 
     Args:
-        scope: the request's ASGI scope.
         allowed: names and addresses, in lower case, in addition to loopback; None if callers need tokens.
 
     Raises:

@@ -42,7 +42,6 @@ class WorkerHandle(ChunkQueue):
     """One worker: its state, and its chunks from the fair queue.
 
     Attributes:
-        worker: the worker.
         hosted: the models that it has loaded; empty before.
         serving: whether it is loaded and takes chunks.
         ended: whether it will never serve again.
@@ -139,8 +138,6 @@ class Engine:
         """Prepare the threads.
 
         Args:
-            settings: limits of the queue.
-            metrics: metrics to update.
             workers: at least one, not loaded yet.
         """
         self._metrics = metrics

@@ -29,8 +29,6 @@ def load_models(
 
     Args:
         settings: models, rewards, and their device.
-        metrics: metrics to update.
-        load_backend: loads each model's backend.
         lock: name of a lock, so that the processes of this host read weights one after another; None to read at once.
 
     Raises:

@@ -42,12 +42,8 @@ class ModelRunner:
         """Describe a loaded model.
 
         Args:
-            name: its name in requests.
-            backend: generates its candidates.
-            scorer: scores them.
             default_precision: precision that `auto` stands for.
             reward_dtype: number format of the weights of rewards whose options give none; None for each reward's own.
-            metrics: metrics to update.
             fidelity: rank fidelity of the default precision, if it was measured.
         """
         self.backend = backend
@@ -67,7 +63,6 @@ class ModelRunner:
         """Generate a chunk's candidates under its adapter.
 
         Args:
-            chunk: the candidates.
             between: called before each step; raises to stop.
             wait_for_scoring: waits for the chunk being scored, whose memory may be needed; returns whether there was
                 one.

@@ -35,8 +35,6 @@ def choose_precision(
     """The precision that a service uses by default, and how well it ranks.
 
     Args:
-        model: its name.
-        backend: the model's backend.
         rewards: rewards of the service. Rewards of other packages and of servers are left out.
         requested: the precision that the settings name; None for the fastest native one that ranks.
         folder: folder of stored results; None checks nothing.

@@ -24,7 +24,6 @@ class ScoredGroup:
     """All candidates of one prompt.
 
     Attributes:
-        request: the request it belongs to.
         chunks: the chunks of all its candidates, in order.
         finished: the scored `chunks`; after pruning, the scored chunks of the survivors.
         places: after pruning, the survivors' places among all candidates.

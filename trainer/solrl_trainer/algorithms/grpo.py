@@ -125,7 +125,6 @@ def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, 
     """Mean distance of the behaviour policy's log-probabilities in rollout and in training, as figures by noise level.
 
     Args:
-        batch: recorded steps.
         recomputed: their log-probabilities under the behaviour policy in the arithmetic of training [B].
     """
     gap, figures = (recomputed - batch.log_prob).abs(), {}

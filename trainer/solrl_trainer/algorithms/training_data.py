@@ -168,12 +168,10 @@ class TrainingData(ABC, Generic[BatchT]):
         """Build a micro-batch on `device`.
 
         Args:
-            samples: all samples of the iteration.
             rows: indices of the samples [B], in the order of the units.
             steps: the step of each sample [B].
             sigmas: noise levels of the steps, float64 [steps + 1].
             noise: noise from `draw`, one row per unit.
-            device: device of the micro-batch.
         """
 
 

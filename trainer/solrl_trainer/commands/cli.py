@@ -337,7 +337,6 @@ def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
     """The command of a run with a calibrated plan: all settings of the calibration, except those that the plan sets.
 
     Args:
-        command: how calibration was called.
         planned: settings of `explore` in plan.yaml; `--set` would override them.
     """
     words = ["solrl-train", "run", "--preset", command.preset]

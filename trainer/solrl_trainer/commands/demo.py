@@ -83,13 +83,6 @@ WORLDS = {"words": WORDS, "shapes": SHAPES}
 def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet: bool = False) -> None:
     """Start the service, train and stop; print the result.
 
-    Args:
-        output: folder of the run.
-        world: one of `WORLDS`.
-        seed: seed of the run.
-        overrides: `key=value` settings, as for `run --set`.
-        quiet: only plain lines, as without a terminal.
-
     Raises:
         ConfigError: an override is invalid.
         FileExistsError: the folder has a run.

@@ -41,8 +41,6 @@ class WordsReporter(RichReporter):
     """Progress of a run on words: after each version a row of the same held-out words, as RapidOCR reads them.
 
     Args:
-        iterations: of the whole run.
-        file: output instead of stderr.
         plain: without a live line and colours, as outside a terminal.
         read: reads images uint8 [N, H, W, 3] of one word each, instead of RapidOCR.
     """

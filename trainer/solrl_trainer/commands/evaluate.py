@@ -57,7 +57,6 @@ def evaluate_run(
     """Evaluate a checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
 
     Args:
-        folder: folder of the run.
         progress: called with the share that is done of both evaluations.
         rewards: names of rewards; by default those of the run.
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.

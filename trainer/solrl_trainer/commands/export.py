@@ -27,7 +27,6 @@ def export(
     """Write lora.safetensors of a checkpoint's averaged weights and its model card, README.md.
 
     Args:
-        config: the run's settings.
         version: of the checkpoint, by default the run's result, or else the newest.
         folder: folder of the files, by default the run's. Another also gets the grid of images, if there is one.
         repository: `USER/NAME` on the hub from which the card loads the weights, by default the folder.

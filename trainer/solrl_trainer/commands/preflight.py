@@ -44,7 +44,6 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfi
     """Check a run that is about to start.
 
     Args:
-        config: its settings.
         resume: whether it continues the run in its folder.
         dry: whether a service that does not answer is only a warning.
 

@@ -44,7 +44,6 @@ def run(
     the folder.
 
     Args:
-        config: the run's settings.
         resume: continue the run in the folder.
         version: of the checkpoint to continue from, instead of the newest.
         allowed: names of what may change when it is resumed, see `resuming.check`.

@@ -17,7 +17,6 @@ def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
     The run writes them again when it ends; `solrl-train report` draws a report at any time.
 
     Args:
-        folder: of the run.
         version: from which it is resumed.
         goes_on: whether it trains further; a result that says why the run ended then no longer holds.
     """

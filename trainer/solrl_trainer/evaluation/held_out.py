@@ -44,8 +44,6 @@ def evaluate_average(
     """Evaluate the averaged weights of a version; version 0 is the base.
 
     Args:
-        session: the run.
-        log: log of the run.
         version: of the averaged weights.
         base: evaluation of version 0, unless this is it.
         curve: only with the prompts and seeds of the held-out curve.
@@ -82,8 +80,6 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
     """Evaluate the base, or read its evaluation if there is one with the same settings.
 
     Args:
-        session: the run.
-        log: log of the run.
         again: whether the run is resumed; a new run always evaluates.
     """
     path, config = session.config.output / BASE_EVALUATION, session.config
@@ -260,8 +256,6 @@ def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, A
     """Write an evaluation, with its images as bytes, like a gallery.
 
     Args:
-        path: the file.
-        evaluation: the evaluation to write.
         settings: all settings that it depends on, as JSON values.
     """
     tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}

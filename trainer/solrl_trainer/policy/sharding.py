@@ -140,8 +140,6 @@ def shard_base(
         backbone: the model around them.
         generator: of the samples. It shares its parts of the weights that no adapter changes with the policy.
         others: generators at other precisions. They stay whole, and read the base's weights for merging.
-        policy: of the run.
-        world: the ranks.
 
     Returns:
         The world to use from now on.

@@ -85,8 +85,6 @@ class Updater:
         """Take the iteration's optimiser steps.
 
         Args:
-            samples: of the iteration.
-            iteration: its number.
             progress: called with the (sample, timestep) pairs that are done, and with all of them.
 
         Raises:

@@ -54,8 +54,6 @@ class RichReporter(LiveLine):
     """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere.
 
     Args:
-        iterations: of the whole run.
-        file: output instead of stderr.
         plain: plain lines, even in a terminal.
     """
 

@@ -175,7 +175,6 @@ class IterationRecord:
             planned: number of iterations of the whole run.
             samples: images for the page.
             held_out: evaluations since the report of the previous iteration.
-            settings: of the run.
         """
         return IterationReport(
             iteration=self.iteration,

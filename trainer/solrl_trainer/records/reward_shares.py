@@ -47,7 +47,6 @@ def log_outlier(iteration: int, prompts: Sequence[str], values: torch.Tensor) ->
     """Name a sample that makes nearly all the variance of an iteration, by whose root `global_std` divides.
 
     Args:
-        iteration: for the message.
         prompts: id of each group's prompt.
         values: of which advantages are computed [groups, kept].
     """

@@ -71,9 +71,7 @@ class StatusReporter:
 
         Args:
             client: a separate client that does not retry; closed at the end.
-            config: settings of the run.
             source: returns a source of candidates that uses this client; called in the thread.
-            clock: returns seconds.
         """
         self._client = client
         self._config = config

@@ -46,8 +46,6 @@ class LiveLine:
     """Output of a command on stderr: a live line in a terminal, which disappears at the end, and lines of text.
 
     Args:
-        columns: of the live line.
-        file: output instead of stderr.
         quiet: show nothing, as on ranks other than the first.
         plain: only lines of text without colours, even in a terminal.
     """

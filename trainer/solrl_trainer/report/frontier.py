@@ -29,11 +29,8 @@ def write_frontier(points: Sequence[PlanPoint], required: float, chosen: str | N
     Pale lines are the intervals of the separation.
 
     Args:
-        points: the plans.
-        required: required separation.
         chosen: name of the chosen plan, if there is one.
         about: description of the measurement, the second line of the title.
-        folder: folder of frontier.png.
     """
     path, key = folder / "frontier.png", _ROW * (len(_named(points, chosen)) + 2)
     with style.figure(_WIDTH, _HEIGHT + key) as figure:

@@ -65,8 +65,6 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
     The prompts are the first held-out ones in their original order, never a selection.
 
     Args:
-        gallery: the run's images.
-        path: the file to write.
         name: name of the run, the heading's first line.
         about: description of the run, the second line.
         rows: largest number of prompts.

@@ -50,7 +50,6 @@ def held_out(folder: Path, version: int) -> HeldOutFigures | None:
     """Figures of a version: of the run's result, of `solrl-train evaluate`, or means of metrics.jsonl; None without.
 
     Args:
-        folder: the run's folder.
         version: of the averaged weights.
     """
     for path in (folder / RESULT, folder / "evaluation" / EVALUATION):
@@ -84,8 +83,6 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     """The card in Markdown, with the hub's front matter.
 
     Args:
-        config: the run's settings.
-        version: of the exported weights.
         measured: their held-out figures.
         source: first argument of `load_lora_weights`: a repository of the hub, or a folder.
     """

@@ -45,7 +45,6 @@ class RunFiles:
     """The files of a run's folder.
 
     Attributes:
-        folder: of the run.
         config: content of config.json.
         result: content of result.json; None before the run ends, also if it ended before and goes on.
         lines: all lines of metrics.jsonl.

@@ -20,7 +20,6 @@ class GroupSampler:
     Equal devices give the scores of a rollout service if the batch is the service's, `CHUNK_SIZE`.
 
     Attributes:
-        sampler: sampler of the exploration plan.
         scorer: scorer of the trained rewards, or of all if the candidates are kept.
         keep: keep the candidates themselves, which training uses as they are. They are not pruned.
     """

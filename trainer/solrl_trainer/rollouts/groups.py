@@ -87,7 +87,6 @@ class CandidateGroup:
     """Candidates of a prompt: all that were explored, or those that were selected, the best half first.
 
     Attributes:
-        prompt: the prompt.
         seeds: one seed per candidate.
         scores: one score per candidate; NaN for a pruned one, which is never selected.
         samples: latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,

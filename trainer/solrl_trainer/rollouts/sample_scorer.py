@@ -79,7 +79,6 @@ def score_policy_images(
     """Rewards of a policy's images, NaN where a prompt does not have one, and their times; raises as `Scorer.score`.
 
     Args:
-        scorer: scores images.
         names: rewards of prompts that name none.
         images: one for each prompt.
         prompts: one for each image.

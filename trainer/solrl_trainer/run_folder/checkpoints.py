@@ -38,9 +38,7 @@ class Checkpoint:
     """A loaded checkpoint.
 
     Attributes:
-        path: its folder.
         version: number of iterations after which it was written.
-        config: the run's settings.
         parts: digests and versions of what the training depended on beside them, by name.
         adapters: pushed adapter files by version: older ones that exploration still needs at its lag, and this one's.
         tensors: state of the training, by name.
@@ -80,7 +78,6 @@ def save(
         version: of the adapter that the next iteration explores and trains with.
         adapters: adapter files by version: this version's, and older ones that exploration still needs.
         policy, optimizer: state of the training.
-        config: the run's settings.
         held_out: reward by version, as far as evaluated.
         parts: digests and versions of what the training depends on beside its settings, by name.
     """

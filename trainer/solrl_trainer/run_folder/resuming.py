@@ -108,8 +108,6 @@ def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allow
     """Compare what is asked with what a checkpoint was trained with.
 
     Args:
-        stored: the run's checkpoint.
-        config: settings that are asked for.
         parts: digests and versions of what the run depends on beside them, as far as known. Only kinds that the
             checkpoint has, too, are compared.
         allowed: names of settings, sections, parts and kinds of parts that may change although they are "named".
@@ -147,7 +145,6 @@ def parts_when_loaded(
     """All parts, with those that are known only once the model and the rewards are loaded.
 
     Args:
-        config: the run's settings.
         model: digests of the model's parts.
         options: the model's own, without which a prompt and a seed would give another image.
         rewards: digests of the rewards, by `reward:<name>`.

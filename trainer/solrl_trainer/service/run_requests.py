@@ -37,8 +37,6 @@ class RunRequests:
     """Asks a service for candidates of a run, always under an exact adapter version.
 
     Attributes:
-        config: the run's settings.
-        client: client of the service.
         resolve_rewards: how a request names rewards; by default as for a service that has loaded them.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
@@ -70,8 +68,6 @@ class RunRequests:
         """Seeds and scores of each prompt's candidates under `version`.
 
         Args:
-            prompts: prompts to explore.
-            version: version of the run's adapter.
             seed_root: root of the candidates' seeds.
             iteration: iteration whose plan to use.
             unpruned: do not prune.

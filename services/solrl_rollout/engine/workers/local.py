@@ -50,9 +50,6 @@ class LocalWorker:
         """Prepare the worker.
 
         Args:
-            settings: settings of its models and rewards.
-            metrics: metrics to update.
-            load_backend: loads each model's backend.
             name: its name in logs and metrics; None for its device's.
             lock: name of a lock, so that the workers of a host read their weights one after another.
         """

@@ -66,7 +66,6 @@ class ProcessConnection:
 
         Args:
             environment: variables of its environment, in addition to this process's.
-            files: adapters in shared memory.
         """
         self._files = files
         ours, theirs = socket.socketpair()

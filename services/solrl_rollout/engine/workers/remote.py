@@ -104,10 +104,8 @@ class RemoteWorker:
 
         Args:
             settings: settings of its models and rewards, with its device as it is numbered there.
-            metrics: metrics to update.
             load_backend: an importable function or class.
             name: its name in logs and metrics.
-            connect: starts a process for it.
 
         Raises:
             ValueError: the loader cannot be imported by another process.

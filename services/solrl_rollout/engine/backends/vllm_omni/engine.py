@@ -32,7 +32,6 @@ class CancellingScheduler(StepScheduler):  # type: ignore[misc]
 
     Attributes:
         between: the function. If it raises, the request is aborted and `schedule` raises the same.
-        request_id: the request.
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,6 @@ class OmniEngine:
         """Take the steps of an order.
 
         Args:
-            order: the steps.
             adapter: name and number of a loaded adapter; None for the base model.
             between: called before each step; raises to stop.
 
