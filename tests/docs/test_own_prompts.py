@@ -11,7 +11,8 @@ from tests.docs.fences import blocks, example
 from tests.support.ports import free_port
 from tests.support.service_helpers import is_ready
 
-SMALLER = "--iterations 1 --set explore.candidates=24 --set explore.keep=4 --set evaluate.prompts=4"
+SMALLER = "--iterations 1 --set explore.prompts=2 --set explore.candidates=24 --set explore.keep=4 "
+SMALLER += "--set evaluate.prompts=4 --set evaluate.fidelity_prompts=1"
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

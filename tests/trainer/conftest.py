@@ -9,6 +9,7 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.rewards import clipscore
 from solrl_core.rewards.loading import pretrained
 from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.report import charts
 from solrl_trainer.rollouts import loading
 from tests.core.lora_helpers import own_copy
 from tests.support.service_helpers import RunningService, running_service
@@ -27,6 +28,15 @@ def _reading_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load_backbone", once(load_backbone))
         patch.setattr(clipscore, "pretrained", lambda kind, where, dtype: _clip(where, kind, dtype))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Reports of runs have no charts, which take half of a small run's time; the tests in report/ draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "report" not in request.path.parts:
+            patch.setattr(charts, "_svg", lambda *_: "<svg></svg>")
         yield
 
 

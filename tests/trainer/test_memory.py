@@ -36,13 +36,11 @@ from tests.trainer.training_helpers import tiny_config
 MIB = 2**20
 STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)
 SERVED = "rollout_url=http://gpu-node:8100"
-BATCH = ("--set", "optimizer.batch=12")
-"""Of all commands: a plan of another batch is compiled again."""
 
 
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans of training compile, so equal ones are made once."""
+    """Plans of training compile, so one is made of each model: bytes are proportional to the rows of the batch."""
     monkeypatch.setattr(run_memory, "plan_training", _plan_training)
 
 
@@ -50,10 +48,10 @@ def _plan_training(
     backbone: PipelineBackbone, lora: Lora, batch: int, row: Conditioning, guidance: float
 ) -> TrainingPlan:
     shapes = [tuple(tensor.shape) for part in (row, backbone.transformer.state_dict()) for tensor in part.values()]
-    key = (str(shapes), lora.rank, batch, guidance)
+    key = (str(shapes), lora.rank, guidance)
     if key not in _PLANS:
-        _PLANS[key] = plan_training(backbone, lora, batch, row, guidance)
-    return _PLANS[key]
+        _PLANS[key] = plan_training(backbone, lora, 12, row, guidance)
+    return _PLANS[key].scaled(batch / 12)
 
 
 _PLANS: dict[tuple[Any, ...], TrainingPlan] = {}
@@ -277,7 +275,7 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
 
 
 def test_the_command_prints_what_fits(tmp_path: Path) -> None:
-    settings, columns = ("--set", "explore.precision=nvfp4", *BATCH), 40
+    settings, columns = ("--set", "explore.precision=nvfp4"), 40
     out = tmp_path / "plans" / "plan.json"
     done = accepted(main, "memory", *settings, "--gpu", "24", "--out", str(out), COLUMNS=str(columns))
     lines = done.stdout.splitlines()
@@ -298,13 +296,13 @@ def test_the_command_prints_what_fits(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
-    served = ("--set", SERVED, *BATCH)
+    served = ("--set", SERVED)
     done = typed(main, "memory", *served, "--set", "optimizer.activation_checkpointing=2", "--gpu", "1", COLUMNS="200")
     assert "On a GPU of 1 GB the run does not fit" in done.stdout
     assert "2 of 5 blocks recompute, as optimizer.activation_checkpointing sets" in done.stdout
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
-    assert "explore.precision=auto is planned as fp8." in typed(main, "memory", *BATCH, COLUMNS="200").stdout
+    assert "explore.precision=auto is planned as fp8." in typed(main, "memory", COLUMNS="200").stdout
     unmerged = (*served, "--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
     done = typed(main, "memory", *unmerged, COLUMNS="200")
     assert "`solrl-rollout memory --precision nvfp4 --unmerged-rank 32` plans it." in done.stdout
@@ -312,7 +310,6 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
 
 def test_the_command_plans_each_of_several_gpus() -> None:
     words = ("--set", "optimizer.shard_base=true", "--set", "optimizer.encoders=cpu", "--gpu", "24", "--gpus", "4")
-    words += BATCH
     done = accepted(main, "memory", *words, COLUMNS="200")
     assert "On 4 GPUs of 24 GB the run fits" in done.stdout
     for words in (
@@ -324,7 +321,7 @@ def test_the_command_plans_each_of_several_gpus() -> None:
     ):
         assert words in done.stdout
     assert "text encoder " not in done.stdout.partition("largest phase")[0]
-    done = typed(main, "memory", "--set", "optimizer.shard_base=true", *BATCH)
+    done = typed(main, "memory", "--set", "optimizer.shard_base=true")
     assert done.stderr.splitlines()[-1].endswith("is true for one GPU; expected several: --gpus 4")
     assert "got --gpus 0; expected at least 1" in typed(main, "memory", "--gpus", "0").stderr
     assert "got --gpu 0; expected the GPU's memory in GB" in refused(main, "memory", "--gpu", "0")

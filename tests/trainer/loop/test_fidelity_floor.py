@@ -21,8 +21,8 @@ ATTENTION = "transformer_blocks.1.attn"
 SMALL = (
     *TINY,
     *("rollout_url=null", "explore.precision=nvfp4", "explore.prompts=1", "explore.candidates=24"),
-    *("explore.keep=4", "explore.steps=4", "evaluate.prompts=4", "evaluate.seeds=1", "evaluate.steps=1"),
-    *("evaluate.fidelity_every=1", "iterations=2"),
+    *("explore.keep=4", "explore.steps=4", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1"),
+    *("evaluate.fidelity_prompts=2", "evaluate.fidelity_every=1", "iterations=2"),
 )
 
 
