@@ -17,7 +17,7 @@ from solrl_trainer.commands.run import run, summarize
 from solrl_trainer.loop import Result, train
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.prompts.stored_files import stored_files
-from solrl_trainer.rollouts.stored_images import StoredImages
+from solrl_trainer.rollouts.device_source import StoredImages
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
 from tests.support.small_model import small_model

@@ -5,10 +5,15 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from PIL import Image, ImageOps
 from solrl_client.retries import OnWait
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.rewards.images import as_floats
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -20,6 +25,7 @@ from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 from solrl_proto.status import ScoringTime
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.prompts.image_reader import read_image
 from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.prompts.stored_files import stored_files
 from solrl_trainer.ranks.communicator import Communicator, shard
@@ -36,7 +42,6 @@ from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, batched
 from solrl_trainer.rollouts.loading import Loaded, load
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
-from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
 
 Images = Literal["candidates", "samples"]
@@ -225,3 +230,42 @@ class DeviceSource:
     def _batch(self, generator: Generator) -> AdaptiveBatchSize:
         sharded = self.models.world.in_step and generator is self.models.generator
         return AdaptiveBatchSize(self._config.batch, on_exhausted=logger.warning, retries=not sharded)
+
+
+class StoredImages:
+    """Groups of stored images, encoded by the model's autoencoder: the chosen one scores 1, a rejected one 0."""
+
+    def __init__(
+        self, files: Mapping[str, Sequence[Path]], backbone: PipelineBackbone, rewards: Sequence[str], batch: int
+    ) -> None:
+        """`files`: as of `stored_files`. `rewards`: of the run, none of which is computed. `batch`: read at once."""
+        if backbone.frames > 1:
+            raise ValueError(
+                f"got clips of {backbone.frames} frames to train on stored images; expected generate.frames=1, which "
+                f"makes images of {backbone.name}"
+            )
+        self._files, self._backbone, self._rewards, self._batch = files, backbone, rewards, batch
+
+    def groups(self, prompts: Sequence[PromptItem]) -> Iterator[CandidateGroup]:
+        """The groups of these prompts.
+
+        Raises:
+            ValueError: as `read_image`.
+        """
+        for part in batched(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
+            paths = [path for prompt in part for path in self._files[prompt.id]]
+            images = torch.stack([self._read(path) for path in paths])
+            count = len(paths) // len(part)
+            scores = torch.tensor([1.0, 0.0][:count]).repeat(len(part))
+            rewards = {name: torch.full((len(paths),), torch.nan) for name in self._rewards}
+            # One by one: in float32, a batch of large images takes gigabytes.
+            device = self._backbone.device
+            latents = torch.cat([self._backbone.encode_images(image.to(device)) for image in images[:, None]])
+            samples = ScoredSamples(latents, images, None, scores, rewards).split(len(part))
+            for prompt, stored in zip(part, samples, strict=True):
+                yield CandidateGroup(prompt, range(count), stored.scores.tolist(), stored)
+
+    def _read(self, path: Path) -> torch.Tensor:
+        """An image float32 [3, H, W] in [0, 1], scaled and cropped at its centre to the model's size."""
+        fitted = ImageOps.fit(read_image(path), (self._backbone.width, self._backbone.height), Image.Resampling.LANCZOS)
+        return as_floats(torch.from_numpy(np.array(fitted)).permute(2, 0, 1))

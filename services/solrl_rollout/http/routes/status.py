@@ -2,6 +2,10 @@
 
 import base64
 import io
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,20 +14,117 @@ from PIL import Image
 from pydantic import ValidationError
 from solrl_http.access import access
 from solrl_http.routes.common import PROBLEMS, CallerDep, compressed
+from solrl_proto.adapters import AdapterList
 from solrl_proto.identifiers import Message, RunName
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.status import THUMBNAIL_SIDE, Activity, IterationReport, RunDetail, Samples, StatusAnswer
+from solrl_proto.status import (
+    THUMBNAIL_SIDE,
+    Activity,
+    Curve,
+    HeldOut,
+    HostedStatus,
+    IterationReport,
+    QueueStatus,
+    RunDetail,
+    RunStatus,
+    Samples,
+    ServiceStatus,
+    StatusAnswer,
+    Waiting,
+)
 
-from solrl_rollout.http import board
+from solrl_rollout.engine.work import Chunk
 from solrl_rollout.http.routes.common import ServiceDep
+from solrl_rollout.service import Service
 from solrl_rollout.status.curves import detail, evaluations, settings
-from solrl_rollout.store.errors import RunNotFoundError
+from solrl_rollout.store.errors import CorruptError, RunNotFoundError
+from solrl_rollout.store.run_store import Progress
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
 Body = TypeVar("Body", bound=Message)
 
 _MOST_PER_PAGE = 1000
+
+
+async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
+    """The tenant's view of the service, with curves only for runs that reported after revision `since`."""
+    runs = (await service.store.runs(tenant)).runs
+    progress = await service.store.progress(tenant, [run.run for run in runs])
+    activities = await service.store.activities(tenant, [run.run for run in runs])
+    statuses = [await _run(service, tenant, run, progress.get(run.run), activities.get(run.run), since) for run in runs]
+    waiting, busy = service.engine.waiting(tenant)
+    return StatusAnswer(
+        service=_service(service, tenant),
+        queue=_queue(service, waiting),
+        throughput=service.engine.scheduler.throughput.of_tenant(tenant, busy=busy),
+        runs=tuple(statuses),
+        revision=max((one.revision for one in progress.values()), default=0),
+    )
+
+
+async def _run(
+    service: Service,
+    tenant: str,
+    adapters: AdapterList,
+    progress: Progress | None,
+    activity: Activity | None,
+    since: int,
+) -> RunStatus:
+    curve: Curve | None = None
+    held_out: tuple[HeldOut, ...] = ()
+    if progress is not None and progress.revision > since:
+        with suppress(RunNotFoundError, CorruptError):  # deleted since, or damaged
+            curve, held_out = await service.curves.overview(tenant, adapters.run, progress.revision)
+    return RunStatus(
+        run=adapters.run,
+        model=adapters.versions[-1].model,
+        head=adapters.head,
+        versions=len(adapters.versions),
+        pinned=len(adapters.pinned),
+        size=sum(info.size for info in adapters.versions),
+        revision=progress.revision if progress else None,
+        age=None if progress is None else round(max(0.0, time.time() - progress.revision / 1e6), 1),
+        last=progress.last.model_copy(update={"settings": None}) if progress else None,
+        curve=curve,
+        activity=activity,
+        held_out=held_out,
+    )
+
+
+def _queue(service: Service, chunks: Sequence[Chunk]) -> QueueStatus:
+    now = time.monotonic()
+    waiting: dict[str | None, tuple[int, float]] = {}
+    for chunk in chunks:
+        candidates, since = waiting.get(chunk.job.run, (0, chunk.queued_at))
+        waiting[chunk.job.run] = candidates + chunk.candidates, min(since, chunk.queued_at)
+    ordered = sorted(waiting.items(), key=lambda item: item[1][1])
+    runs = tuple(Waiting(run=run, candidates=n, age=round(now - since, 2)) for run, (n, since) in ordered)
+    return QueueStatus(
+        candidates=sum(one.candidates for one in runs),
+        limit=service.settings.most_queued,
+        oldest=max((one.age for one in runs), default=0.0),
+        runs=runs,
+    )
+
+
+def _service(service: Service, tenant: str) -> ServiceStatus:
+    return ServiceStatus(
+        version=version("solrl"),
+        tenant=tenant,
+        uptime=round(time.monotonic() - service.started_at, 1),
+        draining=service.draining,
+        store="redis" if service.settings.store_url not in (None, "memory://") else "memory",
+        models=tuple(
+            HostedStatus(
+                **hosted.info.model_dump(include=set(HostedStatus.model_fields)),
+                default_precision=hosted.default_precision,
+                at_once=hosted.batch_limits(),
+            )
+            for hosted in service.hosted.values()
+        ),
+        workers=service.engine.workers,
+    )
 
 
 def _body_of(model: type[Message]) -> dict[str, Any]:
@@ -53,7 +154,7 @@ async def get_status(
     request: Request, service: ServiceDep, caller: CallerDep, since: Annotated[int, Query(ge=0, lt=2**53)] = 0
 ) -> Response:
     """Runs and their curves, queue and throughput of the caller's tenant; `since`: only curves that changed later."""
-    return _answer(request, await board.status(service, caller.tenant, since))
+    return _answer(request, await status(service, caller.tenant, since))
 
 
 @router.get("/runs/{run}/iterations", response_model=RunDetail)

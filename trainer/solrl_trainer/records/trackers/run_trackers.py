@@ -1,5 +1,6 @@
 """The trackers of one run, fed from the lines of metrics.jsonl, which stays the source of all figures."""
 
+import io
 import json
 import logging
 import secrets
@@ -13,13 +14,13 @@ import torch
 from PIL import Image
 from solrl_core.image_files import tiled
 from solrl_proto.identifiers import Message
-from solrl_proto.text_files import read_json
+from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.trackers.registry import TRACKERS
-from solrl_trainer.records.trackers.sheets import Sheets
 from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
-from solrl_trainer.run_folder.output_files import replace_file
+from solrl_trainer.run_folder.folder import SAMPLES
+from solrl_trainer.run_folder.output_files import replace_file, write_file
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,37 @@ _SIDE = 256
 _NOT_FIGURES = ("event", "time", "version", "elapsed")
 _FAILURES = (Exception, SystemExit)
 """A tracker's failures. Some end the program where they find no account."""
+
+
+class Sheets:
+    """Sheets of a run by version: `samples/VERSION.webp`, and the caption beside it as text."""
+
+    def __init__(self, output: Path) -> None:
+        """`output`: the run's folder."""
+        self._folder = output / SAMPLES
+
+    def keep(self, version: int, sheet: Image.Image, caption: str) -> None:
+        """Write a version's sheet. Raises OSError as `writing`."""
+        self._folder.mkdir(exist_ok=True)
+        file = io.BytesIO()
+        sheet.save(file, "WEBP", quality=90)
+        write_file(self._folder / f"{version:06d}.txt", caption)
+        write_file(self._folder / f"{version:06d}.webp", file.getvalue())
+
+    def of(self, version: int) -> tuple[Image.Image, str] | None:
+        """A version's sheet and caption; None if there is none that can be read."""
+        path = self._folder / f"{version:06d}.webp"
+        try:
+            with Image.open(path, formats=("WEBP",)) as image:
+                return image.convert("RGB"), read_text(path.with_suffix(".txt"))
+        except (OSError, ValueError):
+            return None
+
+    def rewind(self, version: int) -> None:
+        """Delete sheets beyond `version`, from which the run continues."""
+        for path in self._folder.glob("[0-9]*.*"):
+            if path.stem.isdigit() and int(path.stem) > version:
+                path.unlink()
 
 
 class Kept(Message):
