@@ -41,6 +41,7 @@ TINY = 4
 PROMPTS, SAMPLES = ("2 red circles", "3 blue squares"), 18
 """Prompts of every turn of trainings whose rewards are compared, and samples of each."""
 PARTS = ("sample", "train")
+COMPILED = "sample compiled"
 COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
 
 
@@ -49,6 +50,9 @@ def main() -> None:
     parser.add_argument("clones", nargs="*", type=Path, metavar="CLONE", help="clone of a peer's repository")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--samples", type=int, default=24, help="samples of a prompt")
+    parser.add_argument(
+        "--compiled", action="store_true", help="peers sample with their compiled copy of the model, if they have that"
+    )
     parser.add_argument("--turns", type=int, default=2, help="measured turns of each trainer")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many seconds")
     parser.add_argument(
@@ -74,7 +78,8 @@ def compare(args: argparse.Namespace, results: Results) -> bool:
     for model, recipe in product(args.models, RECIPES):
         peers = {clone: drive for clone, drive in drives.items() if model in drive.MODELS and recipe == drive.RECIPE}
         if peers:
-            work = Work(model, recipe, "cpu" if args.tiny else "cuda", TINY if args.tiny else args.samples)
+            device, samples = ("cpu", TINY) if args.tiny else ("cuda", args.samples)
+            work = Work(model, recipe, device, samples, compiled=args.compiled)
             complete &= compare_trainers(work, peers, args.turns, deadline, results)
     return complete
 
@@ -128,7 +133,10 @@ def compare_trainers(work: Work, peers: Mapping[Path, Any], turns: int, deadline
                     return False
                 trainers[name].begin(turn)
                 for part in trainers[name].parts():
+                    if work.compiled and part == "train":
+                        continue
                     for row in rows_of_part(trainers, part):
+                        row |= {"part": COMPILED} if work.compiled else {}
                         results.add(common | row, "model", "recipe", "trainer", "part")
         return not any(trainer.failed for trainer in trainers.values())
 
@@ -203,12 +211,15 @@ def train(clone: Path | None, work: Work, pipe: Connection) -> None:
         torch.distributed.destroy_process_group()
 
 
-HEAD = ("model, samples", "trainer", "sample, s", "× ours", "train, s", "× ours", "24 of 24, s", "24 of 96, s", "GiB")
+HEAD = (
+    *("model, samples", "trainer", "sample, s", "× ours", "compiled, s", "× ours", "train, s", "× ours"),
+    *("24 of 24, s", "24 of 96, s", "GiB"),
+)
 
 
 def page(found: Mapping[str, Any]) -> str:
     lines = ["# Beside peers' own trainers", ""]
-    timed = [row for row in found.get("rows", ()) if row["part"] in PARTS]
+    timed = [row for row in found.get("rows", ()) if row["part"] != "learning"]
     learned = [row for row in found.get("rows", ()) if row["part"] == "learning"]
     sections = [*([_times(timed)] if timed else ()), *([_learning(learned)] if learned else ())]
     for section in sections:
@@ -223,7 +234,8 @@ def _times(rows: list[Row]) -> Iterator[str]:
     """Section of seconds and memory."""
     rows.sort(key=lambda row: (MODELS.index(row["model"]), RECIPES.index(row["recipe"]), row["trainer"] != OURS))
     measured = {tuple(row[name] for name in ("model", "recipe", "trainer", "part")): row for row in rows}
-    whole = [(row, measured.get((*key[:3], "train"))) for key, row in measured.items() if key[3] == "sample"]
+    keys = dict.fromkeys(key[:3] for key in measured)
+    whole = [[measured.get((*key, part)) for part in ("sample", COMPILED, "train")] for key in keys]
     devices = ", ".join(dict.fromkeys(f"{row['device']}, torch {row['torch']}" for row in rows))
     yield f"By `python benchmarks/peers.py CLONE...` on one {devices}: peers' unedited code and ours,"
     yield "with random weights of the true shapes. In its turn, a trainer generates one prompt's samples with all steps"
@@ -231,24 +243,25 @@ def _times(rows: list[Row]) -> Iterator[str]:
     yield "of a prompt are computed from them: 24 samples generated and trained, or 96 generated in BF16, of which 24"
     yield "are trained. GiB: the largest peak of allocated tensors. Rewards cost nothing, and text encoders are absent."
     yield ""
-    yield from table(HEAD, (_cells(sample, train) for sample, train in whole))
+    yield from table(HEAD, (_cells(*rows) for rows in whole))
     yield ""
     yield "What differs:"
     yield ""
-    yield from table(("model", "trainer", *COLUMNS), (_facts(sample) for sample, _ in whole))
+    yield from table(("model", "trainer", *COLUMNS), (_facts(next(filter(None, rows))) for rows in whole))
     yield ""
     yield "Weights: of the frozen transformer; autocast: what it converts them to. Recomputed: activations in the"
     yield "backward pass. Decoder: weights of the autoencoder."
 
 
-def _cells(sample: Row, train: Row | None) -> Iterator[str]:
-    yield f"{_title(sample)}, {sample['samples']}"
-    yield sample["trainer"]
-    for row in (sample, train):
+def _cells(sample: Row | None, compiled: Row | None, train: Row | None) -> Iterator[str]:
+    measured = next(filter(None, (sample, compiled, train)))
+    yield f"{_title(measured)}, {measured['samples']}"
+    yield measured["trainer"]
+    for row in (sample, compiled, train):
         yield f"{row['s']:.3f}" if row else ""
         yield f"{row['s'] / row['ours']:.2f}" if row and row["ours"] else ""
     for candidates in (24, 96):
-        yield f"{candidates * sample['s'] + 24 * train['s']:.1f}" if train else ""
+        yield f"{candidates * sample['s'] + 24 * train['s']:.1f}" if sample and train else ""
     peaks = [row["peak"] for row in (sample, train) if row and row["peak"]]
     yield f"{max(peaks) / 2**30:.1f}" if peaks else ""
 

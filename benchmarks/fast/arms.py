@@ -7,7 +7,7 @@ from typing import Any
 
 from paper.experiments import RESULTS, Changes, Experiment, Programme
 
-BASELINE = "24-in-24, β 1"
+BASELINE, STEEP = "24-in-24, β 1", "24-in-24, β 1, 0.001"
 FAST, PLAIN, PAPER, UNEXPLORED = "fast", "best plain", "Sol-RL as published", "fast without exploring"
 
 
@@ -75,6 +75,7 @@ CONFIRM = Stage(
     seeds=(201, 202, 203, 204, 205, 206, 207, 208),
     arms={
         BASELINE: BASE,
+        STEEP: ("diffusionnft", {"optimizer.learning_rate": 1e-3}),
         FAST: ("fast", {}),
         PLAIN: plain(12, **FAST_UPDATE),
         UNEXPLORED: plain(4, **FAST_UPDATE),

@@ -30,6 +30,8 @@ def run(work: Work, turns: Turns) -> None:
         own += ["iterations=1000", "checkpoint_every=1000", "evaluate.every=0"]
         # As planned on a GPU of its own; here, the others' weights are on it, too.
         own += ["optimizer.activation_checkpointing=false", "optimizer.encoders=gpu"]
+        if work.recipe == "flowgrpo":
+            own.append("algorithm.timestep_fraction=0.99")  # as Flow-GRPO's settings for PickScore: 9 of 10 levels
         if work.learning is not None:
             own += [f"optimizer.learning_rate={work.learning.learning_rate}", f"optimizer.batch={work.samples}"]
             own.append(f"algorithm.timestep_fraction={work.learning.timestep_fraction}")
@@ -58,5 +60,7 @@ def run(work: Work, turns: Turns) -> None:
             with turns.part("sample", work.samples * len(work.prompts)):
                 samples = collect_samples(session, RunLog(), iteration)
             turns.scores += samples.scores.flatten().tolist()
+            if work.compiled:
+                continue
             with turns.part("train", work.samples * len(work.prompts)):
                 train_step(session, RunLog(), iteration, samples)

@@ -24,7 +24,8 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     diffusion = package("diffusion", clone / "diffusion")
     diffusion.post_training = package("diffusion.post_training", clone / "diffusion/post_training")
     diffusion.post_training.rewards = module("diffusion.post_training.rewards", multi_score=stage.multi_score)
-    config = load_source("config", clone / f"configs/sol_rl/{name}.py").get_config(f"{name}_diffusionnft_pickscore")
+    kind = "compile" if work.compiled else "diffusionnft"
+    config = load_source("config", clone / f"configs/sol_rl/{name}.py").get_config(f"{name}_{kind}_pickscore")
     script: Any = load_source("script", clone / f"train_scripts/sol_rl/train_{name}.py")
     if work.device == "cpu":
         on_cpu(script)

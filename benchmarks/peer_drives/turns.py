@@ -27,6 +27,7 @@ class Work:
         prompts: prompts of every turn.
         seed: of weights and noise.
         learning: settings of all trainers; None for each one's own, and a reward that costs nothing.
+        compiled: whether peers sample with a compiled copy of the model, if they have that. Then we do not train.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Work:
     prompts: tuple[str, ...] = ("2 red circles",)
     seed: int = 42
     learning: "Learning | None" = None
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
