@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +15,7 @@ NAME = "Flow-GRPO"
 MARK = "scripts/train_sd3.py"
 RECIPE = "flowgrpo"
 MODELS = ("sd3-medium",)
-STUBS = ("its prompt lists and first evaluation: nothing",)
+STUBS = ("its prompt lists and first evaluation: nothing", "the model is wrapped as on several GPUs")
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:
@@ -27,10 +28,12 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     config = load_source("config", clone / "config/grpo.py").get_config("pickscore_sd3")
     script: Any = load_source("script", clone / MARK)
     script.eval = lambda *_: None
+    script.Accelerator = Wrapping
     if work.device == "cpu":
         on_cpu(script)
         config.mixed_precision = "no"
-        script.Accelerator = OnCpu
+    else:
+        torch.distributed.init_process_group("nccl", rank=0, world_size=1)
 
     sample, train = config.sample, config.train
     batch = sample.train_batch_size = train.batch_size = min(sample.train_batch_size, work.samples)
@@ -40,8 +43,11 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     run_sd3(script, config, flags, stage, [work.prompts[:1] * batch] * batches)
 
 
-class OnCpu(Accelerator):  # type: ignore[misc]
-    """Wraps the model as on several GPUs, which the script relies on."""
+class Wrapping(Accelerator):  # type: ignore[misc]
+    """Wraps the model on a single device, too, as the script expects it."""
 
     def prepare(self, model: Any, *others: Any, **options: Any) -> Any:
-        return DistributedDataParallel(super().prepare(model)), *super().prepare(*others, **options)
+        prepared = super().prepare(model)
+        if not isinstance(prepared, DistributedDataParallel):
+            prepared = DistributedDataParallel(prepared)
+        return prepared, *super().prepare(*others, **options)
