@@ -42,6 +42,8 @@ PROMPTS, SAMPLES = ("2 red circles", "3 blue squares"), 18
 """Prompts of every turn of trainings whose rewards are compared, and samples of each."""
 PARTS = ("sample", "train")
 COMPILED = "sample compiled"
+WIDE = 1.1
+"""Turns that differ by this factor are shown."""
 COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
 
 
@@ -242,6 +244,7 @@ def _times(rows: list[Row]) -> Iterator[str]:
     yield "and trains on them; trainers take turns after a warm-up. Seconds per sample are medians of the turns; those"
     yield "of a prompt are computed from them: 24 samples generated and trained, or 96 generated in BF16, of which 24"
     yield "are trained. GiB: the largest peak of allocated tensors. Rewards cost nothing, and text encoders are absent."
+    yield "A range: turns that differ. × ours: within one call of the command; empty where it ended before our turn."
     yield ""
     yield from table(HEAD, (_cells(*rows) for rows in whole))
     yield ""
@@ -258,12 +261,18 @@ def _cells(sample: Row | None, compiled: Row | None, train: Row | None) -> Itera
     yield f"{_title(measured)}, {measured['samples']}"
     yield measured["trainer"]
     for row in (sample, compiled, train):
-        yield f"{row['s']:.3f}" if row else ""
+        yield _seconds(row["s"], row["turns"]) if row else ""
         yield f"{row['s'] / row['ours']:.2f}" if row and row["ours"] else ""
     for candidates in (24, 96):
         yield f"{candidates * sample['s'] + 24 * train['s']:.1f}" if sample and train else ""
     peaks = [row["peak"] for row in (sample, train) if row and row["peak"]]
     yield f"{max(peaks) / 2**30:.1f}" if peaks else ""
+
+
+def _seconds(median: float, turns: Sequence[float]) -> str:
+    """The median; with the range, if that is wide."""
+    between = f" ({min(turns):.3f} to {max(turns):.3f})" if max(turns) > WIDE * min(turns) else ""
+    return f"{median:.3f}{between}"
 
 
 def _facts(row: Row) -> Sequence[str]:

@@ -26,6 +26,7 @@ def run(work: Work, turns: Turns) -> None:
     """Train until there are no more turns."""
     with tempfile.TemporaryDirectory() as folder:
         own = [f"explore.{name}={work.samples}" for name in ("candidates", "keep")]
+        own += [f"batch={work.samples}"]  # other sizes are padded
         own += [f"explore.prompts={len(work.prompts)}", f"seed={work.seed}", f"output={Path(folder) / 'run'}"]
         own += ["iterations=1000", "checkpoint_every=1000", "evaluate.every=0"]
         # As planned on a GPU of its own; here, the others' weights are on it, too.
