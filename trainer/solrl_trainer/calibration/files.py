@@ -1,4 +1,4 @@
-"""Content and files of a calibration: calibration.json, frontier.png and plan.yaml."""
+"""Content and files of a calibration: calibration.json and plan.yaml."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from solrl_proto.rollouts import ModelBinding, Plan
 
 from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement
 from solrl_trainer.calibration.plans import name
-from solrl_trainer.report.frontier import PlanPoint, write_frontier
 from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.yaml_text import dump_yaml
@@ -57,6 +56,15 @@ def _row(measured: MeasuredPlan) -> dict[str, Any]:
     }
 
 
+def frontier(plans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows of calibration.json's `plans` that no other one is both cheaper and better than, the cheapest first."""
+    optimal: list[Mapping[str, Any]] = []
+    for row in sorted(plans, key=lambda row: (row["seconds"], -row["separation"])):
+        if not optimal or row["separation"] > optimal[-1]["separation"]:
+            optimal.append(row)
+    return optimal
+
+
 def write(
     folder: Path,
     summary: Mapping[str, Any],
@@ -64,17 +72,13 @@ def write(
     binding: ModelBinding,
     size: ImageSize,
     layers: Path | None,
-    about: str,
 ) -> None:
     """Write the files, with the `summary` of `content`; plan.yaml only if a plan was chosen.
 
-    It was chosen for the `binding` and images of this `size`, with the layer list `layers`. The plot says what it is
-    `about`.
+    It was chosen for the `binding` and images of this `size`, with the layer list `layers`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "calibration.json", json.dumps(summary, indent=1) + "\n")
-    points = [PlanPoint(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
-    write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
         fields = {"steps", "precision", "prune", "fitted"}
         plan = chosen.plan.model_dump(mode="json", include=fields)

@@ -45,7 +45,7 @@ from solrl_trainer.rollouts.exploration import training_plan
 from solrl_trainer.rollouts.loading import load_rewards
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts
-from solrl_trainer.run_folder.figures import few_prompts_text, sum_text
+from solrl_trainer.run_folder.figures import few_prompts_text
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def calibrate(
     processes: RankRuntime = SINGLE_PROCESS,
     progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.
+    """Measure every plan on this machine; writes calibration.json and plan.yaml to `folder`.
 
     Args:
         config: a run's model, rewards, prompts, and numbers of candidates and selected candidates.
@@ -131,9 +131,8 @@ def calibrate(
     if processes.is_rank_zero:
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
-        about = f"{config.model}, {sum_text(config.weights)}, {prompts} prompts × {explore.candidates} candidates"
         size = ImageSize(backbone.height, backbone.width, backbone.frames if backbone.frames > 1 else None)
-        write(folder, summary, chosen, binding, size, config.layers, about)
+        write(folder, summary, chosen, binding, size, config.layers)
     return summary
 
 

@@ -309,9 +309,12 @@ def _check(command: Calibrate) -> None:
 
 def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
     from solrl_trainer.calibration.deciding import Requirement
+    from solrl_trainer.calibration.files import frontier
     from solrl_trainer.settings.presets import read_settings_file
 
-    print(f"frontier: {command.output / 'frontier.png'}")
+    print("frontier, plans that no other is both cheaper and better than:")
+    for row in frontier(summary["plans"]):
+        print(f"- {row['name']}: {row['seconds']:.2f} s per group, separation {row['separation']:.3f}")
     required = Requirement(command.separation, command.loss).text()
     if summary["chosen"] is None:
         print(f"no plan has {required}; ask for less (--wanted, --loss), or choose a plan from the frontier")

@@ -135,7 +135,7 @@ class Calibrate(SettingsCommand):
     """Measure cost and fidelity of exploration plans on this machine; write the cheapest plan that selects well."""
 
     output: Path = Path("runs/calibration")
-    """Folder for calibration.json, frontier.png and plan.yaml; use the latter with `solrl-train run --config`."""
+    """Folder for calibration.json and plan.yaml; use the latter with `solrl-train run --config`."""
     prompts: int = 16
     """Number of training prompts to measure on."""
     separation: Annotated[float, tyro.conf.arg(name="wanted")] = 0.8
