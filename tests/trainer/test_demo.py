@@ -1,7 +1,6 @@
 """The demo's settings are checked first, and its processes never outlive it."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +16,13 @@ from tests.support.programs import Program, command
 from tests.support.typed import refused
 
 
-def children_of(demo: Program, *programs: bytes) -> list[int]:
-    """Process ids of the demo's children that run these programs, once all are there."""
+def service_of(demo: Program) -> int:
+    """Process id of the demo's service, once it is there."""
     while demo.alive:
-        found = {}
         for child in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split():
             words = Path(f"/proc/{child}/cmdline").read_bytes()
-            if not words.startswith(b"setpriv"):
-                found |= {program: int(child) for program in programs if program in words}
-        if len(found) == len(programs):
-            return list(found.values())
+            if b"solrl_rollout" in words and not words.startswith(b"setpriv"):
+                return int(child)
         time.sleep(0.05)
     pytest.fail("the demo ended")
 
@@ -42,24 +38,22 @@ def ended(process: int) -> bool:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["INT", "TERM", "KILL"]
 )
-def test_service_and_redis_end_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
+def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
     words = ("solrl-train", "demo", "--world", "shapes", "--output", str(tmp_path / "run"))
     sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
     demo = Program(command, (main, words, os.getcwd(), dict(os.environ)), tmp_path / "log")
-    programs = [b"solrl_rollout", *([b"redis-server"] if shutil.which("redis-server") else [])]
-    children = children_of(demo, *programs)
+    child = service_of(demo)
     try:
         demo.send_signal(number)
         assert demo.wait(600) == code
         deadline = time.monotonic() + 600
-        while not all(map(ended, children)):
-            assert time.monotonic() < deadline, "a child outlived the demo"
+        while not ended(child):
+            assert time.monotonic() < deadline, "the service outlived the demo"
             time.sleep(0.05)
     finally:
         demo.kill()
-        for child in children:
-            if not ended(child):
-                os.kill(child, signal.SIGKILL)
+        if not ended(child):
+            os.kill(child, signal.SIGKILL)
 
 
 def in_session(session: int) -> list[str]:
@@ -79,7 +73,7 @@ def in_session(session: int) -> list[str]:
     "moment", ["starting a rollout service", "watch the run at", "untrained", "writing the report"]
 )
 def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
-    """A terminal sends it to the demo, its service and its Redis at once."""
+    """A terminal sends it to the demo and its service at once."""
     small = [f"--set={one}" for one in ("iterations=1", "explore.prompts=2", "evaluate.prompts=2")]
     words = [sys.executable, "-m", "solrl_trainer", "demo", "--output", str(tmp_path / "run"), *small]
     with subprocess.Popen(

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from solrl_core.registry import FolderRegistry
 
-from solrl_trainer.commands.local_service import private_redis, rollout_service
+from solrl_trainer.commands.local_service import rollout_service
 from solrl_trainer.run_folder.folder import locked
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import read_settings_file, resolve
@@ -96,11 +96,8 @@ def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet
         _require_packages(chosen.reward)
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of packages that are not needed
         console = Console(stderr=True, markup=False, highlight=False)
-        redis = resources.enter_context(private_redis(output / "redis.log"))
-        store = "in its own process, since there is no redis-server" if redis is None else "in a Redis of its own"
-        console.print(f"starting a rollout service with {chosen.model}; it keeps adapters {store}", soft_wrap=True)
-        flags = ("--redis-url", redis) if redis else ()
-        service = rollout_service(chosen.model, output / "service.log", [chosen.reward], flags, _import)
+        console.print(f"starting a rollout service with {chosen.model}", soft_wrap=True)
+        service = rollout_service(chosen.model, output / "service.log", [chosen.reward], meanwhile=_import)
         with service as url:
             console.print(f"watch the run at {url}/", soft_wrap=True)
             from solrl_trainer.commands.run import run

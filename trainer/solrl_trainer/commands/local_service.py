@@ -1,11 +1,10 @@
-"""A rollout service and a Redis of this machine, as child processes that end with the program."""
+"""A rollout service of this machine, as a child process that ends with the program."""
 
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from solrl_client.connections import http_client
 
 _READY_SECONDS = 600.0
 """On a GPU a service compiles at its start."""
-_REDIS_SECONDS = 60.0
 
 
 @contextmanager
@@ -45,40 +43,6 @@ def rollout_service(
         yield url
     if service.returncode != 0:
         raise RuntimeError(f"the rollout service ended with {service.returncode}; the end of {log}:\n{_tail(log)}")
-
-
-@contextmanager
-def private_redis(log: Path) -> Iterator[str | None]:
-    """Run `redis-server` on a socket in a folder of this user alone; yields its URL. It keeps nothing on disk.
-
-    None is yielded where there is no `redis-server`.
-
-    Raises:
-        RuntimeError: Redis did not become ready; includes the end of its log.
-    """
-    if shutil.which("redis-server") is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="solrl-redis-") as folder:
-        path = Path(folder) / "redis.sock"
-        options = ("--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no", "--dir", folder)
-        with _child(["redis-server", *options], log) as redis:
-            deadline = time.monotonic() + _REDIS_SECONDS
-            while not _answers(path):
-                if redis.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"Redis did not start; the end of {log}:\n{_tail(log)}")
-                time.sleep(0.05)
-            yield f"unix://{path}"
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(str(path))
-        except OSError:
-            return False
-        connection.sendall(b"PING\r\n")
-        return connection.recv(16).startswith(b"+PONG")
 
 
 @contextmanager
