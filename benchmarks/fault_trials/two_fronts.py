@@ -52,7 +52,8 @@ def run(trials: int, findings: Findings) -> None:
             findings.done(f"version {head} is the head")
         held, versions = dump(server.url), clients[0].get(f"/v1/runs/{RUN}/adapters").json()["versions"]
         findings.counted["keys at the end"] = len(held)
-        findings.require(len(held) == 2 + len(versions), "at the end", f"{len(held)} keys for {len(versions)} versions")
+        # The tenant's runs and their bytes, the run's versions, and a blob of each.
+        findings.require(len(held) == 3 + len(versions), "at the end", f"{sorted(held)} for {len(versions)} versions")
 
 
 def _race(
