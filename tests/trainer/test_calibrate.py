@@ -38,7 +38,7 @@ from tests.trainer.training_helpers import prompts_in
 ROOT = Path(__file__).parents[2]
 PRESET = "mini-sana/sol_rl/clipscore"
 TRAINED_ON_THEMSELVES = ("rollout_url=null", "regenerate.at=none", "explore.prune=null")
-SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4", "explore.steps=1")
+SMALL = ("explore.candidates=16", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4", "explore.steps=1")
 
 ONE_PLAN = PlanSet(steps=(), schedules=())
 
@@ -121,7 +121,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     # Numbers of samples are proposed for a plan that scores every candidate to the end.
     assert ("numbers" in summary) == ("pruned" not in chosen["name"])
     proposals = summary["numbers"]["proposals"] if "numbers" in summary else []
-    for run in (row for row in proposals if (row["candidates"], row["keep"]) == (24, 8)):
+    for run in (row for row in proposals if (row["candidates"], row["keep"]) == (16, 8)):
         assert run["speed"] == 1
         assert run["seconds"] > chosen["seconds"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
