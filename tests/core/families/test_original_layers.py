@@ -107,9 +107,8 @@ def test_comfyui_makes_our_change_of_sd3(layout: Layout, rank: int, alpha: float
         ("z-image", ZImagePipeline, ("kohya",)),
     ],
 )
-@RATIOS
-def test_diffusers_reads_it(family: str, pipeline: type, layouts: tuple[Layout, ...], rank: int, alpha: float) -> None:
-    adapter = an_adapter(family, rank, alpha, wide=3072 if family == "flux" else 8)  # it knows only FLUX.1's width
+def test_diffusers_reads_it(family: str, pipeline: type, layouts: tuple[Layout, ...]) -> None:
+    adapter = an_adapter(family, 3, 5.0, wide=3072 if family == "flux" else 8)  # it knows only FLUX.1's width
     for layout in layouts:
         file = safetensors.torch.load(encode_in_layout(adapter, family, layout))
         converted = pipeline.lora_state_dict(file)  # type: ignore[attr-defined]
