@@ -1,14 +1,20 @@
 """Command line of the reward service: `solrl-reward serve | doctor`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from solrl_core.program import run_program
 from solrl_http.command_line import parse_command
 
 from solrl_reward.settings import RewardSettings
+
+if TYPE_CHECKING:
+    from solrl_core.diagnosis import Finding
+
+    from solrl_reward.service import RewardService
 
 PROGRAM = "solrl-reward"
 
@@ -41,10 +47,34 @@ def _run(command: Command) -> int:
     if isinstance(command, RewardDoctor):
         from solrl_core.diagnosis import show
 
-        from solrl_reward import doctor
+        return show(f"{PROGRAM} doctor", _findings(command.settings))
+    from solrl_http import logs
+    from solrl_http.serving import end_without, serve_app
 
-        return show(f"{PROGRAM} doctor", doctor.check(command.settings))
-    from solrl_reward.serve import serve
+    logs.install(command.settings.log_format)
+    serve_app(command.settings, "solrl_reward.app", partial(_rows, command.settings))
+    from solrl_reward.batcher import THREAD  # imports torch
 
-    serve(command.settings)
+    end_without(THREAD)
     return 0
+
+
+def _rows(settings: RewardSettings, service: "RewardService", address: str) -> Iterator[tuple[str, str]]:
+    for name, digest in service.digests.items():
+        yield f"reward {name}", f"{digest} on {settings.torch_device}"
+    yield "address", address
+
+
+def _findings(settings: RewardSettings) -> Iterator["Finding"]:
+    from solrl_core import diagnosis
+    from solrl_http.doctor import access_rows, port_row
+
+    yield from diagnosis.machine(settings.device, None, ("torch", "safetensors", "numpy", "pillow"))
+    yield from diagnosis.rewards(
+        list(settings.sources),
+        settings.options_from,
+        options=settings.reward_options,
+        sources=settings.sources,
+        device=settings.torch_device,
+    )
+    yield from (diagnosis.Finding(*row) for row in (*access_rows(settings), port_row(settings)))
