@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -21,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from minis_recipe.tesseract import read_by_tesseract, reads_exactly
-from solrl_core.rewards.ocr import wanted_text
 from solrl_trainer.commands.demo import WORLDS, World
-from solrl_trainer.commands.demo_words import HANDICAP
-from solrl_trainer.evaluation.gallery import Gallery, load_gallery
+from solrl_trainer.commands.demo_words import HANDICAP, by_tesseract
+from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.run_folder.figures import (
     READ_RIGHT,
     duration_text,
@@ -100,18 +97,6 @@ def memory(process: int) -> int:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         return 1024 * int(own) + sum(memory(int(child)) for child in children)
     return 0
-
-
-def by_tesseract(gallery: Gallery) -> tuple[float, float] | None:
-    """Shares of a gallery's words that Tesseract reads right, before and after; None where it is not installed."""
-    if shutil.which("tesseract") is None:
-        return None
-    words = [wanted_text(prompt, {}) for prompt in gallery.prompts]
-    before, after = (
-        sum(map(reads_exactly, read_by_tesseract(images.permute(0, 2, 3, 1).numpy()), words)) / len(words)
-        for images in (gallery.before, gallery.after)
-    )
-    return before, after
 
 
 def row(folder: Path, world: World) -> Row:

@@ -13,10 +13,10 @@ import torch
 from solrl_core.families import Backbone
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import Ocr, closeness
+from solrl_core.tesseract import read_by_tesseract, reads_exactly
 from solrl_proto.noise import expand_seeds
 
 from minis_recipe import measure
-from minis_recipe.tesseract import read_by_tesseract, reads_exactly
 from minis_recipe.words import CELL, CHARACTERS, WIDTH, Word, glyphs, sample_words
 
 PROMPTS = 128

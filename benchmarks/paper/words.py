@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from minis_recipe.reading import by_rapidocr, exact
-from minis_recipe.tesseract import read_by_tesseract
 from PIL import Image, ImageDraw, ImageFont
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
+from solrl_core.tesseract import read_by_tesseract
 
 from paper.finished import Finished, file_of, write_record
 from paper.intervals import Values

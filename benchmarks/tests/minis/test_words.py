@@ -11,10 +11,10 @@ from minis_recipe import reading
 from minis_recipe.autoencoder import build_kl
 from minis_recipe.family import TEXT_TOKENS, wrap
 from minis_recipe.sd3_text import SD3_TEXT
-from minis_recipe.tesseract import read_by_tesseract
 from minis_recipe.words import CHARACTERS, INKS, LENGTHS, Word, WordSource, sample_words
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
+from solrl_core.tesseract import read_by_tesseract
 
 needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
 needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")

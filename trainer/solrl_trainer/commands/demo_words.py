@@ -1,5 +1,7 @@
 """Terminal display of the demo of words: the words of each version as they are read, and a table at the end."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,10 +13,13 @@ from rich.table import Table
 from rich.text import Text
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import Ocr, closeness, wanted_text
+from solrl_core.tesseract import read_by_tesseract, reads_exactly
 
+from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.records.terminal_pictures import picture, protocol_of
 from solrl_trainer.run_folder.figures import READ_RIGHT, duration_text
 
 _LABEL, _CELL, _SHARE = 10, 8, 12
@@ -41,7 +46,7 @@ class WordsReporter(RichReporter):
     """Progress of a run on words: after each version a row of the same held-out words, as RapidOCR reads them.
 
     Args:
-        plain: without a live line and colours, as outside a terminal.
+        plain: without a live line, colours and pictures, as outside a terminal.
         read: reads images uint8 [N, H, W, 3] of one word each, instead of RapidOCR.
     """
 
@@ -58,6 +63,7 @@ class WordsReporter(RichReporter):
         super().__init__(iterations, file, plain=plain)
         room = (self._console.width - _LABEL - _SHARE) // _CELL
         self._words = max(1, min(_MOST, room))
+        self._protocol = protocol_of(os.environ) if self._is_live else None
         self._read = read or Ocr(line=True).read
         self._shows_words = False
 
@@ -67,11 +73,13 @@ class WordsReporter(RichReporter):
         if not self._shows_words:
             self._shows_words = True
             self._console.print(_row("asked", [Text(word, "bold") for word in words], "read right"), soft_wrap=True)
-        read = self._read(as_bytes(evaluation.images[: len(words)]))
-        cells = [_cell(*pair) for pair in zip(words, read, strict=True)]
+        images = as_bytes(evaluation.images[: len(words)])
+        cells = [_cell(*pair) for pair in zip(words, self._read(images), strict=True)]
         share = f"{100 * record.rewards[READ_RIGHT].mean:.0f} % of {record.images}"
         label = f"{record.version} of {self._iterations}" if record.version else "untrained"
         self._console.print(_row(label, cells, share), soft_wrap=True)
+        if self._protocol is not None:
+            self._console.print(picture(images, self._protocol, indent=_LABEL, columns=_CELL), end="")
         return True
 
     def finished(self, record: IterationRecord) -> None:
@@ -98,7 +106,9 @@ def _cell(word: str, read: str) -> Text:
 def show_words(result: dict[str, Any], folder: Path, seconds: float) -> None:
     """Print the share of words that are read right before and after, what the run wrote, and what to try next."""
     console = Console(markup=False, highlight=False)
-    console.print(words_table(result))
+    console.print(words_table(result, folder))
+    if shutil.which("tesseract") is None:
+        console.print("for an engine that no reward uses, install Tesseract: apt install tesseract-ocr", soft_wrap=True)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     console.print(f"LoRA for diffusers: {folder / 'lora.safetensors'}", soft_wrap=True)
     console.print(f"the demo took {duration_text(seconds)}")
@@ -107,11 +117,33 @@ def show_words(result: dict[str, Any], folder: Path, seconds: float) -> None:
     console.print(HANDICAP, soft_wrap=True)
 
 
-def words_table(result: dict[str, Any]) -> Table:
-    """Share of the held-out words that RapidOCR reads right, before and after."""
-    table = Table(title="held-out words that RapidOCR reads right", title_style="bold", box=box.ROUNDED)
+def words_table(result: dict[str, Any], folder: Path) -> Table:
+    """Share of the held-out words that RapidOCR and, where it is installed, Tesseract read right, before and after."""
+    gallery = load_gallery(folder)
+    table = Table(title="held-out words read right", title_style="bold", box=box.ROUNDED)
+    table.add_column("by")
     for heading in ("words", "before", "after"):
         table.add_column(heading, justify="right", no_wrap=True)
     row = result["rewards"][READ_RIGHT]
-    table.add_row(str(result["images"]), *(f"{100 * row[when]:.1f} %" for when in ("before", "after")))
+    table.add_row(
+        "RapidOCR, which gives the reward", str(result["images"]), *(_share(row[k]) for k in ("before", "after"))
+    )
+    if (read := by_tesseract(gallery)) is not None:
+        table.add_row("Tesseract, which no reward uses", str(len(gallery.prompts)), *map(_share, read))
     return table
+
+
+def by_tesseract(gallery: Gallery) -> tuple[float, float] | None:
+    """Shares of a gallery's words that Tesseract reads right, before and after; None where it is not installed."""
+    if shutil.which("tesseract") is None:
+        return None
+    words = [wanted_text(prompt, {}) for prompt in gallery.prompts]
+    before, after = (
+        sum(map(reads_exactly, read_by_tesseract(images.permute(0, 2, 3, 1).numpy()), words)) / len(words)
+        for images in (gallery.before, gallery.after)
+    )
+    return before, after
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
