@@ -7,7 +7,7 @@ import pytest
 import torch
 from solrl_core.precision import QuantLinear
 from solrl_core.sampling.batches import gpu_batch_sizes, padded_batches
-from solrl_core.sampling.min_rows import FEWEST_ROWS, pad_to_min_rows
+from solrl_core.sampling.generator import FEWEST_ROWS, pad_to_min_rows
 from torch import nn
 
 

@@ -15,7 +15,6 @@ from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
 from solrl_trainer.calibration import plans as plans_module
 from solrl_trainer.calibration.deciding import Requirement
-from solrl_trainer.calibration.files import frontier
 from solrl_trainer.calibration.measuring import shared_beginnings, shared_steps
 from solrl_trainer.calibration.plans import (
     PlanSet,
@@ -25,7 +24,7 @@ from solrl_trainer.calibration.plans import (
     plans,
     recipe_examples,
 )
-from solrl_trainer.commands.calibrate import calibrate
+from solrl_trainer.commands.calibrate import calibrate, frontier
 from solrl_trainer.commands.layout import RATES
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.rollouts.candidates import GroupSampler

@@ -7,21 +7,22 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from solrl_proto.rollouts import AdapterUse
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.devices import upload
 from solrl_core.families.backbone import Backbone
 from solrl_core.lora import Merger, target_modules
-from solrl_core.precision import PRECISIONS, apply_policy, numerics
+from solrl_core.precision import PRECISIONS, QuantLinear, apply_policy, numerics
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, padded_batches
 from solrl_core.sampling.cpu_threads import map_in_threads
-from solrl_core.sampling.min_rows import pad_to_min_rows
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.sampling.solver_specs import SolverSpec, make_solver
@@ -210,3 +211,20 @@ def _copy(transformer: nn.Module, copied: set[int]) -> nn.Module:
     """Copy of a transformer with copies of the weights whose `id` is in `copied`; it shares all other weights."""
     tensors = [*transformer.parameters(), *transformer.buffers()]
     return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in copied})
+
+
+FEWEST_ROWS = 16
+
+
+def pad_to_min_rows(transformer: nn.Module) -> None:
+    """Compute at least `FEWEST_ROWS` rows in each linear layer of a transformer that gets [rows, in]; in place."""
+    for module in transformer.modules():
+        if isinstance(module, nn.Linear | QuantLinear):
+            module.forward = partial(_padded, module.forward)  # type: ignore[method-assign]
+
+
+def _padded(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    count = len(x)
+    if x.ndim != 2 or count >= FEWEST_ROWS:
+        return forward(x)
+    return forward(F.pad(x, (0, 0, 0, FEWEST_ROWS - count)))[:count]

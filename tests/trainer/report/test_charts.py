@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
-from solrl_trainer.report.run_charts import evaluation_charts
+from solrl_trainer.report.page import evaluation_charts
 from solrl_trainer.run_folder.figures import READ_RIGHT
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))

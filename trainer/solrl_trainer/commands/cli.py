@@ -309,7 +309,7 @@ def _check(command: Calibrate) -> None:
 
 def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
     from solrl_trainer.calibration.deciding import Requirement
-    from solrl_trainer.calibration.files import frontier
+    from solrl_trainer.commands.calibrate import frontier
     from solrl_trainer.settings.presets import read_settings_file
 
     print("frontier, plans that no other is both cheaper and better than:")
