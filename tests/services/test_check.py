@@ -27,7 +27,7 @@ def with_outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_sound_model_passes(tmp_path: Path) -> None:
-    words = ("check", "mini-flux", "--precision", "nvfp4", "--groups", "2", "--out", str(tmp_path))
+    words = ("check", "mini-flux", "--precision", "nvfp4", "--groups", "2", "--candidates", "8", "--out", str(tmp_path))
     done = accepted(main, *words, COLUMNS="80")
     assert all(name in done.stdout for name in ("Spearman [95 %]", "worst's", "× BF16's speed")), done.stdout
     assert "equal up to rounding" in done.stdout

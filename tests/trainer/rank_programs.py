@@ -8,9 +8,11 @@ from typing import Any
 
 
 def solrl_train(argv: Sequence[str]) -> None:
-    """`solrl-train`."""
+    """`solrl-train`, whose reports have no charts, as in conftest.py."""
     from solrl_trainer.commands.cli import main
+    from solrl_trainer.report import charts
 
+    charts._svg = lambda *_: "<svg></svg>"
     sys.argv = ["solrl-train", *argv]
     main()
 
