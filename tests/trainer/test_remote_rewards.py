@@ -77,12 +77,6 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
     assert not [note for note in notes if "not checked" in note]
 
 
-def test_a_run_without_quotation_marks_is_not_read(tmp_path: Path) -> None:
-    folder = prompts_in(tmp_path, ['a sign that says "OPEN"', "a sign that says OPEN"], ['a sign that says "NO"'])
-    with pytest.raises(ValueError, match="prompt 'a sign that says OPEN', it has no text to render"):
-        check_run(config_of(tmp_path / "run", f"prompts={folder}", "rewards={ocr: 1}"), resume=False)
-
-
 def test_it_takes_no_memory_and_doctor_says_where_it_is() -> None:
     changes = ["rewards={clipscore: 1}", f"reward_options={{clipscore: {{at: '{AWAY}'}}}}", "evaluate.rewards=[]"]
     config = resolve("mini-sana/sol_rl/clipscore", overrides=changes).config

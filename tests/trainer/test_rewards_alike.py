@@ -1,7 +1,7 @@
 """Rewards in the service, at a reward server of its, in the trainer, and at one of its: the same scores and faults."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,6 @@ def in_service(client: httpx.Client, weights: Mapping[str, float], metadata: Map
     kind = (found["type"].rpartition(":")[2], answer.status_code, "retry-after" in answer.headers)
     faults = {
         (ProblemKind.REWARD_FAILED, 500, False): "fails",
-        (ProblemKind.REWARD_FAILED, 503, True): "away",
         (ProblemKind.SCORE_NONFINITE, 422, False): "overflows",
     }
     return faults[kind], found["detail"]
@@ -90,12 +89,12 @@ def in_trainer(loaded: RewardSet, weights: Mapping[str, float], metadata: Mappin
     return tuple(found.scores.tolist()), {name: tuple(values.tolist()) for name, values in found.rewards.items()}
 
 
-@contextmanager
-def places(names: tuple[str, ...]) -> Iterator[tuple[dict[str, Score], Callable[[], None]]]:
-    """Each place's function, and one that ends the reward server."""
-    with ExitStack() as stack, ExitStack() as server:
-        address = server.enter_context(serving(create_app(RewardSettings(rewards=names, device="cpu"))))
-        found: dict[str, Score] = {}
+@pytest.fixture(scope="module")
+def everywhere() -> Iterator[dict[str, Score]]:
+    """Each place's function."""
+    names, found = (WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX), dict[str, Score]()
+    with ExitStack() as stack:
+        address = stack.enter_context(serving(create_app(RewardSettings(rewards=names, device="cpu"))))
         for place, options in ((PLACES[0], {}), (PLACES[1], {name: {"at": address} for name in names})):
             settings = RolloutSettings(rewards=names, reward_options=options, device="cpu")
             there = stack.enter_context(serving(create_rollout_app(settings, load_backend=FakeBackend().load)))
@@ -103,12 +102,6 @@ def places(names: tuple[str, ...]) -> Iterator[tuple[dict[str, Score], Callable[
             found[place] = partial(in_service, client)
             loaded = RewardSet.load(names, PlainDefaults(CPU), options, connect=connect_reward)
             found[place.replace("service", "trainer")] = partial(in_trainer, loaded)
-        yield found, server.close
-
-
-@pytest.fixture(scope="module")
-def everywhere() -> Iterator[dict[str, Score]]:
-    with places((WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX)) as (found, _):
         yield found
 
 
@@ -175,13 +168,3 @@ def test_images_that_are_not_finite_are_not_scored() -> None:
     with pytest.raises(FloatingPointError, match="images that are not finite"):
         scorer.score_samples([PromptItem(id="p", text=TEXT)] * len(images), made(images))
     assert seen == []
-
-
-def test_a_server_that_is_away_may_come_back() -> None:
-    with places((WANT,)) as (found, end):
-        end()
-        for place in ("service's server", "trainer's server"):
-            fault, told = found[place]({WANT: 1}, {"want": 1})
-            assert fault == "away"
-            assert "gave no answer" in told
-        assert found["service"]({WANT: 1}, {"want": 1}) == found["trainer"]({WANT: 1}, {"want": 1})
