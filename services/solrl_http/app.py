@@ -100,6 +100,8 @@ def _add_middleware(app: FastAPI, rules: list[Rule], settings: HttpSettings) -> 
     app.add_middleware(Bodies, settings=settings, budget=app.state.inflight)
     tokens = TokenStore(settings.token_file) if settings.token_file else None
     # A service can also be reached at the address that it listens on.
+    if tokens:
+        app.state.metrics.watch_tokens(tokens.tokens)
     hosts = None if tokens else {host.lower() for host in (*settings.allowed_hosts, settings.host)}
     app.add_middleware(AccessControl, rules=rules, tokens=tokens, hosts=hosts)
 

@@ -1,8 +1,12 @@
 """Metrics of requests and of the process, which every service has."""
 
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from solrl_http.tokens import Token
 
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -27,6 +31,13 @@ class RequestMetrics:
         self._requests.labels(route, method, str(status)).inc()
         self._latency.labels(route, method).observe(seconds)
 
+    def watch_tokens(self, read: Callable[[], Iterable[Token]]) -> None:
+        """Read the service's tokens with `read` at every scrape."""
+        self.registry.register(_Expiries(read))
+
+    async def update(self) -> None:
+        """Read what the next exposition needs from other processes."""
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -36,3 +47,18 @@ class RequestMetrics:
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _WORK) -> Histogram:
         return Histogram(f"solrl_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+class _Expiries:
+    """When each token of the service expires; called by the registry."""
+
+    def __init__(self, read: Callable[[], Iterable[Token]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        text = "When the token expires, in seconds since 1970; a token without an end has none."
+        expiries = GaugeMetricFamily("solrl_token_expiry_timestamp_seconds", text, labels=["tenant", "token"])
+        for token in self._read():
+            if token.expires is not None:
+                expiries.add_metric([token.tenant, token.id], token.expires.timestamp())
+        yield expiries

@@ -190,6 +190,15 @@ class TokenStore:
         # The time may depend on the digests: a digest reveals nothing about its token.
         return self._by_digest.get(_digest(secret))
 
+    def tokens(self) -> tuple[Token, ...]:
+        """All tokens, expired or not.
+
+        Raises:
+            TokenFileError: the file has become invalid.
+        """
+        self._update()
+        return tuple(self._by_digest.values())
+
     def _update(self) -> None:
         content = _read(self._path)
         if content != self._content:

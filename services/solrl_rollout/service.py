@@ -53,6 +53,7 @@ class Service:
         self.adapters = Adapters(
             store, AdapterMemory(settings.max_queued_adapter_bytes, settings.tenant_queued_adapter_bytes)
         )
+        metrics.watch_store(store.sizes)
         self.curves = OverviewCurves(store)
         self.started_at = time.monotonic()
         self.draining = False

@@ -251,6 +251,13 @@ def test_the_service_explores_every_prompt_unless_a_variable_says_otherwise(
     assert config.explore.share == share
 
 
+@pytest.mark.parametrize(("given", "patience"), [({}, 600.0), ({"SOLRL_PATIENCE": "28800"}, 28800.0)])
+def test_a_trainer_waits_for_a_service_as_long_as_a_variable_says(given: dict[str, str], patience: float) -> None:
+    command = parsed(["solrl-train", *load(FILE, given)["services"]["trainer"]["command"]])
+    config = resolve(command.preset, overrides=[*command.set, "prompts=shapes"]).config
+    assert config.patience == patience
+
+
 def test_the_demo_is_the_one_of_the_command_line() -> None:
     command = parsed(["solrl-train", *SERVICES["demo"]["command"]])
     other = parsed(["solrl-train", "demo"])

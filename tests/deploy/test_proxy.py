@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from solrl_client.connections import http_client
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from tests.services.security_helpers import Guarded, guarded_service
 from tests.support.ports import free_port
@@ -33,9 +34,10 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Proxy:
-    """A running nginx, its port, what trusts its certificate, and the service behind it."""
+    """A running nginx, its port, its certificate, what trusts that, and the service behind it."""
 
     port: int
+    certificate: Path
     trust: ssl.SSLContext
     behind: Guarded
 
@@ -78,7 +80,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([*command.split(), "-g", "daemon off;"], stderr=log)
         try:
-            found = Proxy(port, ssl.create_default_context(cafile=certificate), behind)
+            found = Proxy(port, certificate, ssl.create_default_context(cafile=certificate), behind)
             while process.poll() is None:
                 try:
                     found.connect().close()
@@ -105,6 +107,19 @@ def test_requests_and_streams_pass_and_a_stranger_is_refused_before_the_body(pro
         sock.sendall(proxy.post("Content-Length: 100000", token="solrl_guessed"))
         status, _, body = read_response(sock)
     assert (status, json.loads(body)["type"]) == (401, "urn:solrl:problem:unauthenticated")
+
+
+def test_a_client_trusts_the_authority_that_the_environment_names(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer() -> int:
+        with http_client(f"https://localhost:{proxy.port}") as client:
+            return client.get("/health/live").status_code
+
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        answer()
+    monkeypatch.setenv("SSL_CERT_FILE", str(proxy.certificate))
+    assert answer() == httpx.codes.OK
 
 
 @pytest.mark.parametrize("begun", ["", "GET /v1/mod", HEAD + "Content-Length: 100000\r\n\r\n{"])

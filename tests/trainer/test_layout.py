@@ -90,6 +90,16 @@ def test_the_fastest_layouts_with_and_without_a_service_come_with_their_commands
     assert [words[-1] for words in commands[1:]] == ["run=flux1-sol_rl-hpsv2-1", "run=flux1-sol_rl-hpsv2-2"]
 
 
+def test_a_number_of_prompts_that_leaves_gpus_idle_is_named_with_a_better_number() -> None:
+    words = ("--preset", "flux1/fast/hpsv2", "--gpus", "8")
+    (line,) = [line for line in layout(*words).splitlines() if "do not divide" in line]
+    uneven, even, prompts = re.findall(r"([\d.]+) s, and ([\d.]+) s with --set explore\.prompts=(\d+)$", line)[0]
+    assert (line.split()[0], prompts) == ("12", "16")
+    assert float(uneven) == pytest.approx(float(even) * 16 / 12, rel=0.01)
+    assert "do not divide" not in layout(*words, "--set", "explore.prompts=16")
+    assert "do not divide" not in layout(*words, "--runs", "5")
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,5 +1,7 @@
 """Metrics for Prometheus."""
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -16,7 +18,8 @@ router = APIRouter(tags=["metrics"], responses=PROBLEMS)
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' format"}},
 )
 @access("admin")  # it shows all tenants
-def metrics(request: Request) -> Response:
+async def metrics(request: Request) -> Response:
     """The service's work, requests and memory, for Prometheus; needs the scope `admin`."""
     service_metrics: RequestMetrics = request.app.state.metrics
-    return Response(service_metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    await service_metrics.update()
+    return Response(await asyncio.to_thread(service_metrics.exposition), media_type=CONTENT_TYPE_LATEST)

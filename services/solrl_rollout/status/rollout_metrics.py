@@ -4,20 +4,24 @@ The values of all labels are bounded: tenants come from the token file, models a
 the busiest runs are shown.
 """
 
+import asyncio
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from solrl_http.request_metrics import RequestMetrics
 
+from solrl_rollout.store.errors import StoreUnavailableError
+
 SHOWN_RUNS = 10
 """Number of runs in `solrl_run_share` and `solrl_adapter_lag_versions`: the runs with the most recent engine time."""
 _TRACKED_RUNS = 256
+_SIZES_S = 2.0  # seconds that a scrape waits for the store
 _HALF_LIFE = 300.0  # seconds until engine time counts for half
 
 
@@ -49,6 +53,8 @@ class RolloutMetrics(RequestMetrics):
         self._runs: dict[tuple[str, str], _Run] = {}
         self._worker_memory: dict[str, Mapping[str, int]] = {}
         self._queue: Callable[[], QueueState] = QueueState
+        self._read_sizes: Callable[[], Awaitable[Mapping[str, int]]] | None = None
+        self._sizes: Mapping[str, int] = {}
 
         labels = ("model", "precision")
         self._candidates = self._counter("candidates", "Candidates generated and scored.", "tenant", *labels)
@@ -56,8 +62,8 @@ class RolloutMetrics(RequestMetrics):
         self._step = self._histogram("step_seconds", "Seconds per step of a chunk.", *labels)
         self._reward = self._histogram("reward_seconds", "Seconds to score a chunk.", "model")
         self._switch = self._histogram("switch_seconds", "Seconds to switch the served adapter.", *labels)
-        self._pushes = self._counter("adapter_pushes", "Adapter versions stored.", "tenant")
-        self._bytes = self._counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
+        self._pushes = self._counter("adapter_pushes", "Adapter versions pushed.", "tenant")
+        self._bytes = self._counter("adapter_bytes", "Bytes of the adapter versions pushed.", "tenant")
         self._faults = self._counter("reward_errors", "Chunks that a reward failed to score.", "reward")
         self._memory = self._counter(
             "out_of_memory",
@@ -75,6 +81,18 @@ class RolloutMetrics(RequestMetrics):
     def watch_queue(self, read: Callable[[], QueueState]) -> None:
         """Read the queue's state with `read` at every scrape."""
         self._queue = read
+
+    def watch_store(self, read: Callable[[], Awaitable[Mapping[str, int]]]) -> None:
+        """Read each tenant's stored bytes with `read` at every scrape; none is shown if the store does not answer."""
+        self._read_sizes = read
+
+    async def update(self) -> None:
+        """Read the sizes of all tenants' adapters in the store."""
+        try:
+            async with asyncio.timeout(_SIZES_S):
+                self._sizes = await self._read_sizes() if self._read_sizes else {}
+        except (StoreUnavailableError, TimeoutError):
+            self._sizes = {}
 
     def chunk_finished(
         self,
@@ -149,6 +167,12 @@ class RolloutMetrics(RequestMetrics):
         for tenant, count in state.candidates.items():
             waiting.add_metric([tenant], count)
         yield waiting
+        stored = GaugeMetricFamily(
+            "solrl_tenant_adapter_bytes", "Bytes of the adapter versions in the store.", labels=["tenant"]
+        )
+        for tenant, size in self._sizes.items():
+            stored.add_metric([tenant], size)
+        yield stored
         yield GaugeMetricFamily("solrl_queue_oldest_seconds", "Age of the oldest waiting chunk.", state.oldest)
         share = GaugeMetricFamily("solrl_run_share", "Share of recent engine time.", labels=["tenant", "run"])
         lag = GaugeMetricFamily(

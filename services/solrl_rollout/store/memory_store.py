@@ -84,6 +84,9 @@ class MemoryRunStore(RunStore):
         listed = [await self.list(tenant, run) for run in sorted(runs)]
         return RunList(runs=tuple(listed), size=sum(run.size for run in runs.values()), quota=self.quota)
 
+    async def sizes(self) -> dict[str, int]:
+        return {tenant: sum(run.size for run in runs.values()) for tenant, runs in self._tenants.items()}
+
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         self._find(tenant, run, version)
         pins = self._tenants[tenant][run].pinned

@@ -200,6 +200,19 @@ class RedisRunStore(RunStore):
         size = sum(info.size for one in listed for info in one.versions)
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
+    async def sizes(self) -> dict[str, int]:
+        before, after = f"{self._prefix}:{{", "}:bytes"
+        with self._reported():
+            keys = [
+                key.decode(errors="replace") async for key in self._redis.scan_iter(f"{before}*{after}", count=1000)
+            ]
+        replies = await self._each([("HVALS", key) for key in keys])
+        return {
+            key.removeprefix(before).removesuffix(after): sum(number(value) or 0 for value in values)
+            for key, reply in zip(keys, replies, strict=True)
+            if (values := intact(f"the sizes {key}", reply)) is not None
+        }
+
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         keys = self._keys(tenant, run)
         with self._reported(run):

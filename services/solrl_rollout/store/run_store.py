@@ -76,6 +76,9 @@ class RunStore(Protocol):
     async def runs(self, tenant: str) -> RunList:
         """Return all runs of a tenant, by name."""
 
+    async def sizes(self) -> dict[str, int]:
+        """Return the bytes of all versions of each tenant."""
+
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         """Protect a version from deletion by newer ones, or stop protecting it.
 

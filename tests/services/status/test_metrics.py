@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,19 @@ import pytest
 import torch
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from solrl_http.tokens import Token
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
+from solrl_rollout.store.redis_store import RedisRunStore
 from tests.services.security_helpers import Guarded, push
+from tests.services.store_helpers import adapter
 from tests.support.service_helpers import MODEL, Layout, adapter_file, rollout_request
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "solrl.json").read_text())
+TOKEN = Token(
+    id="3c4d74b3", tenant="a", scopes=("push",), sha256="0" * 64, created=datetime.now(UTC), expires=datetime.now(UTC)
+)
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -39,6 +46,8 @@ def metrics() -> RolloutMetrics:
     made = RolloutMetrics()
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
     made.chunk_finished("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
+    made._sizes = {"a": 1000}
+    made.watch_tokens(lambda: [TOKEN, TOKEN.model_copy(update={"id": "11111111", "expires": None})])
     made.adapter_switched("mini", "nvfp4", 0.25)
     made.adapter_pushed("a", "demo", 7, 1000)
     made.adapter_served("a", "demo", 5, head=7)
@@ -65,6 +74,10 @@ def test_recorded_numbers_become_metrics(metrics: RolloutMetrics) -> None:
         assert value(samples, f"solrl_worker_{name}", worker="cuda:0") == 1
     assert value(samples, "solrl_adapter_pushes_total", tenant="a") == 1
     assert value(samples, "solrl_adapter_bytes_total", tenant="a") == 1000
+    assert value(samples, "solrl_tenant_adapter_bytes", tenant="a") == 1000
+    assert TOKEN.expires is not None
+    expiries = labelled(samples, "solrl_token_expiry_timestamp_seconds")
+    assert expiries == {("a", TOKEN.id): TOKEN.expires.timestamp()}, "a token without an end has none"
     assert value(samples, "solrl_adapter_lag_versions", tenant="a", run="demo") == 2
     assert value(samples, "solrl_run_share", tenant="a", run="demo") == 1
     assert value(samples, "solrl_reward_errors_total", reward="hpsv2") == 1
@@ -142,9 +155,28 @@ def test_a_service_counts_its_work(guarded: Guarded, layout: Layout) -> None:
     assert value(samples, "solrl_step_seconds_sum", **labels) > 0
     assert value(samples, "solrl_switch_seconds_count", **labels) >= 1
     assert value(samples, "solrl_adapter_bytes_total", tenant="b") >= sum(map(len, bodies))
+    assert value(samples, "solrl_tenant_adapter_bytes", tenant="b") >= sum(map(len, bodies))
+    expiries = labelled(samples, "solrl_token_expiry_timestamp_seconds")
+    assert "a" in {tenant for tenant, _ in expiries}
     assert value(samples, "solrl_adapter_lag_versions", tenant="b", run="counted") == 1
     assert 0 < value(samples, "solrl_run_share", tenant="b", run="counted") <= 1
     assert value(samples, "solrl_queue_oldest_seconds") == 0
+
+
+@pytest.mark.anyio
+async def test_a_store_that_does_not_answer_hides_no_other_metric(own_redis) -> None:  # type: ignore[no-untyped-def]
+    metrics, store = RolloutMetrics(), RedisRunStore(own_redis.url)
+    metrics.watch_store(store.sizes)
+    await store.put("a", *adapter(0, None))
+    await metrics.update()
+    stored = labelled(read(metrics.exposition().decode()), "solrl_tenant_adapter_bytes")
+    assert stored == {("a",): adapter(0, None)[0].size}
+    own_redis.kill()
+    await metrics.update()
+    samples = read(metrics.exposition().decode())
+    assert labelled(samples, "solrl_tenant_adapter_bytes") == {}
+    assert value(samples, "solrl_queue_oldest_seconds") == 0
+    await store.close()
 
 
 def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:

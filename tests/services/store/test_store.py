@@ -145,6 +145,7 @@ async def test_a_tenants_bytes_are_counted_and_limited(store: RunStore) -> None:
     await store.put(TENANT, *refused)
     held = await store.runs(TENANT)
     assert (held.size, held.quota) == (151, 450)
+    assert await store.sizes() == {TENANT: 151, "tenant-b": 400}
 
 
 @pytest.mark.parametrize("versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"])

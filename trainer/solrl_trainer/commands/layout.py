@@ -120,6 +120,14 @@ def layout(config: RunConfig, options: Layout) -> None:
                 f"{name}, {_hours(config, rates, best):.3g} h per run:",
                 *_commands(config, best, runs, options.words),
             ]
+    alone, prompts = gpus // runs, config.explore.prompts
+    if alone and prompts % alone:
+        even = -(-prompts // alone) * alone
+        uneven, best = (colocated(stages(config, rates), number, alone).seconds for number in (prompts, even))
+        advice.append(
+            f"{prompts} prompts do not divide by {alone} GPUs: without a service, a prompt takes {uneven:.3g} s, and "
+            f"{best:.3g} s with --set explore.prompts={even}"
+        )
     if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:
         explore = config.explore.model_copy(update={"steps": _FITTED_STEPS})
         fitted = config.model_copy(update={"explore": explore})
