@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from solrl_core.families import load_backbone, wan_fused
+from solrl_core.families import load_backbone, wan
 from solrl_core.kernels import fp8_attention
 from solrl_core.kernels.fp8_attention import QUERIES
 from solrl_core.precision import apply_policy
@@ -59,7 +59,7 @@ def test_wan_in_fp8_attends_to_clips_in_fp8(precision: str, tmp_path: Path, monk
         lengths.append((query.shape[1], key.shape[1]))
         return exact(query, key, value)
 
-    monkeypatch.setattr(wan_fused, "fp8_attention", count)
+    monkeypatch.setattr(wan, "fp8_attention", count)
     latents, rows = initial_noise([3], backbone.latent_shape), backbone.encode(PROMPTS[:1], 1.0)
     backbone.velocity(transformer, latents, torch.tensor([0.9]), rows, 1.0)
     blocks = len(list(transformer.get_submodule("blocks").children()))
