@@ -94,13 +94,14 @@ def test_a_saturated_reward_is_no_bad_exploration(
 
 @pytest.mark.release
 def test_a_resumed_run_stops_again_until_something_is_changed(with_outliers: Path, tmp_path: Path) -> None:
-    train(config_of(with_outliers, tmp_path, "iterations=1", "evaluate.fidelity_floor=0"), Watcher())
+    four = ("evaluate.prompts=4", "evaluate.fidelity_prompts=4")
+    train(config_of(with_outliers, tmp_path, *four, "iterations=1", "evaluate.fidelity_floor=0"), Watcher())
     checkpoint = (tmp_path / "checkpoints" / "000001" / "state.safetensors").read_bytes()
     for _ in range(2):
         with pytest.raises(FidelityError, match="stops before iteration 1"):
-            train(config_of(with_outliers, tmp_path), Watcher(), resume=True)
+            train(config_of(with_outliers, tmp_path, *four), Watcher(), resume=True)
     assert measured(tmp_path) == [0, 1, 1]
     assert (tmp_path / "checkpoints" / "000001" / "state.safetensors").read_bytes() == checkpoint
-    result = train(config_of(with_outliers, tmp_path, "explore.precision=bf16"), Watcher(), resume=True)
+    result = train(config_of(with_outliers, tmp_path, *four, "explore.precision=bf16"), Watcher(), resume=True)
     assert measured(tmp_path) == [0, 1, 1, 1]
     assert result.spearman[1] > 0.5
