@@ -31,7 +31,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         files = {field: f"{field}.png" for field in fields}
         for file in files.values():
             Image.new("RGB", (8, 8)).save(folder / name / file)
-        rows = [{"prompt": f"cat {i}", **files} for i in range(12)]
+        rows = [{"prompt": f"cat {i}", **files} for i in range(48)]
         (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     info = folder / "examples-1.0.dist-info"
     info.mkdir()

@@ -9,18 +9,21 @@ from tests.docs.fences import ROOT
 
 PAGE = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("### What ComfyUI loads")[2]
-ROWS = re.findall(r"^\| [^`|]+ \| (`.*?`) \| \d.* \| (.*) \| (\d+) \|$", TABLE, re.MULTILINE)
+ROWS = re.findall(r"^\| [^`|]+ \| (`.*?`) \| \d[^|]* \| `(\w+)` \| (.*) \| (\d+) \|$", TABLE, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("presets", "guidance", "steps"), ROWS)
-def test_guidance_and_steps_are_those_of_the_presets(presets: str, guidance: str, steps: str) -> None:
+@pytest.mark.parametrize(("presets", "sampler", "guidance", "steps"), ROWS)
+def test_samplers_guidance_and_steps_are_those_of_the_presets(
+    presets: str, sampler: str, guidance: str, steps: str
+) -> None:
     for preset in re.findall(r"[\w-]+", presets):
         config = resolve(f"{preset}/sol_rl/clipscore").config
+        assert sampler == {"dpm2": "dpmpp_2m"}.get(config.solver, config.solver), preset
         assert float(guidance.split()[-1]) == config.guidance, preset
         assert int(steps) == config.evaluate.steps, preset
 
 
 def test_every_family_that_has_a_layout_is_in_the_table() -> None:
     families = {"flux1": "flux", "sd3-medium": "sd3", "wan-14b": "wan"}
-    listed = {preset for presets, _, _ in ROWS for preset in re.findall(r"[\w-]+", presets)}
+    listed = {preset for presets, *_ in ROWS for preset in re.findall(r"[\w-]+", presets)}
     assert {families.get(preset, preset) for preset in listed} == {*ORIGINAL_LAYERS, "sana"}
