@@ -5,18 +5,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fast.arms import BASELINE, FAST
-from fast.cost import SHAPES, fast_run, hours_of_run, seconds_of_iteration
+from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration, seconds_of_prompt
 from fast.page import POOLED, height, paired
 from fast.page import figures as of_recipes
 from paper.published import SPEED_UP
+from solrl_trainer.settings.presets import resolve
 
 Read = Callable[[str], Any]
 """Content of a stored result by its name, the path in benchmarks/results without `.json`."""
 Interval = Mapping[str, float]
 """A mean with its limits, as paper.json has it."""
 MODELS = ("flux", "sd3", "sana")
+TWELVE = ("explore.prompts=12",)
+"""Prompts of an iteration of every recipe that is compared with `fast`."""
 FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
+TITLES = {
+    "ocr": "OCR",
+    "clipscore": "mini-CLIPScore",
+    "pickscore": "mini-PickScore",
+    "hpsv2": "mini-HPSv2",
+    "imagereward": "mini-ImageReward",
+}
+"""Reward of a miniature → its name on pages; it is a miniature, too, but for OCR."""
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -94,7 +105,13 @@ def word(count: int) -> str:
     return WORDS[count]
 
 
-FILTERS = (span, points, signed, plain, share, percent, times, decided, over, uneven, p99, word, statistics.median)
+def titled(world: str) -> str:
+    """A world, its reward by its name on pages."""
+    model, reward, *rest = world.split(", ")
+    return ", ".join([model, TITLES[reward], *rest])
+
+
+FILTERS = (titled, span, points, signed, plain, share, percent, times, decided, over, uneven, p99, word, statistics.median)
 
 
 def figures(read: Read) -> dict[str, Any]:
@@ -126,17 +143,23 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
     falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
+    six_steps = sum(seconds_of_prompt(fast_run("flux"), "flux").values())
     pairs = [pair for world in of_stage for pair in paired([row for row in rows if row["world"] == world], FAST)]
     return {
         "pooled": {arm: each | {"time": each["time"]["flux"]["90%"]} for arm, each in pooled.items()},
+        "sd3": pooled[FAST]["time"]["sd3"]["90%"],
+        "six_steps": over(pooled[FAST]["time"]["flux"]["90%"], six_steps / pooled[FAST]["seconds"]),
         "worlds": {
             world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"]}
             for world, arms in of_stage.items()
         },
         "clock": {shape: run["clock"] for shape, run in stored["loop"].items()},
-        "loop": stored["loop"]["flux"]["clock"] / stored["loop"]["flux"]["prompts"],
         "hours": {
-            shape: {"iteration": seconds_of_iteration(run, shape), "run": hours_of_run(run, shape)}
+            shape: {
+                "iteration": seconds_of_iteration(run, shape),
+                "run": hours_of_run(run, shape),
+                "plain": hours_of_run(resolve(f"{PRESETS[shape]}/diffusionnft/imagereward", overrides=TWELVE).config, shape),
+            }
             for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
         },
         "kept": min(pooled[FAST]["kept"]),

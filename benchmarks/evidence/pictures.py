@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence.claims import MODELS, Read
+from evidence.claims import MODELS, TITLES, Read, times, titled
 from fast.arms import BASELINE, FAST, PAPER, PLAIN
 from fast.page import figures as of_recipes
 from fast.page import gains, height
@@ -28,13 +28,6 @@ FAMILIES = {
 }
 WIDTH = 720
 """Points of a picture, about the pixels of a page's text, so that labels have the size of small print."""
-TITLES = {
-    "ocr": "OCR",
-    "clipscore": "CLIPScore",
-    "pickscore": "PickScore",
-    "hpsv2": "HPSv2",
-    "imagereward": "ImageReward",
-}
 PLANS = {
     "four fitted steps": (4, 4, 96),
     "six steps, 48 go on after two": (6, 2, 48),
@@ -104,7 +97,7 @@ def training(read: Read, path: Path) -> None:
             axes.plot(before, at, "o", color="C7", label="before" if not at else None)
             axes.plot(after, at, "o", color="C0", label="after" if not at else None)
             _beside(axes, f"+{after - before:.0f}{'' if at else ' points'}", (after, at), gap=8, fontsize=9)
-        axes.set(yticks=places, xlabel="held-out images that show exactly what their prompt says")
+        axes.set(yticks=places, xlabel="held-out images that the verifier accepts")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
         axes.set_yticklabels([f"{pair['model']}, {TITLES[pair['reward']]}" for pair in pairs])
         axes.set_xlim(40, 84)
@@ -151,13 +144,12 @@ def recipes(read: Read, path: Path) -> None:
                 fallen += [said] if means[-1].mean < 0 else []
             if fallen:
                 axes.text(0.03, 0.05, f"{' and '.join(fallen)}\nend below 0", transform=axes.transAxes)
-            model, reward, *_ = world.split(", ")
             best = np.mean([height(row) for row in rows if (row["world"], row["arm"]) == (world, BASELINE)])
             axes.axhline(0.9 * best, color="C7", linestyle="--", linewidth=1)
             if axes is panels[0, 0]:
                 axes.annotate("90 % of 24-in-24's best", (10, 0.88 * best), ha="right", va="top")
-            factor = saved[world][FAST]["time"]["flux"]["90%"]["mean"]
-            axes.set(title=f"{model}, {TITLES[reward]}: fast saves {factor:.1f} ×", xscale="log", ylim=(0, None))
+            title = f"{titled(world)}\nfast saves {times(saved[world][FAST]['time']['flux']['90%'])}"
+            axes.set(title=title, xscale="log", ylim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xticks([0.1, 0.3, 1, 3, 10])
             axes.minorticks_off()
