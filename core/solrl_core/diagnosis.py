@@ -243,7 +243,8 @@ def rewards(
 
     from solrl_core.families.load import describe_model
     from solrl_core.model_options import ModelOptions
-    from solrl_core.rewards.reward import AT, REWARDS, PlainDefaults, check_named, check_reward
+    from solrl_core.reward_registry import REWARDS
+    from solrl_core.rewards.reward import AT, PlainDefaults, check_named, check_reward
 
     try:
         check_named(options or {}, names)

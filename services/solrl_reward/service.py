@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from solrl_core.devices import require_device
 from solrl_core.errors import PromptError
 from solrl_core.model_options import ModelOptions, read_options
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.frames import TAKES_CLIPS
-from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
+from solrl_core.rewards.reward import PlainDefaults, check_reward
 from solrl_core.rewards.trial import try_rewards
 from solrl_core.rewards.wire import decode_scoring
 from solrl_core.suggestions import did_you_mean

@@ -6,7 +6,8 @@ from solrl_client.addresses import origin
 from solrl_core.errors import PromptError
 from solrl_core.fingerprint import model_digest
 from solrl_core.model_options import size_text
-from solrl_core.rewards.reward import REWARDS, require_all_judgeable
+from solrl_core.reward_registry import REWARDS
+from solrl_core.rewards.reward import require_all_judgeable
 from solrl_core.suggestions import did_you_mean
 from solrl_http.problem_responses import unsuitable_prompt
 from solrl_proto.identifiers import Precision

@@ -11,7 +11,7 @@ import pytest
 from solrl_core.families.load import FAMILIES, MODELS, locate
 from solrl_core.families.sd3 import StableDiffusion3
 from solrl_core.registry import FolderRegistry, Registry
-from solrl_core.rewards.reward import REWARDS
+from solrl_core.reward_registry import REWARDS
 from solrl_trainer.prompts.prompt_sets import PROMPTS
 
 GROUP = "solrl.test_things"

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.loading import CONFIG, TOKENIZER
-from solrl_core.rewards.reward import REWARDS, prompt_fault
+from solrl_core.rewards.reward import prompt_fault
 from solrl_core.sampling.generator import Generator
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch

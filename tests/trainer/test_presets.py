@@ -1,17 +1,22 @@
 """Presets: every name resolves, later layers win, errors name their source, and the paper's settings are there."""
 
 import subprocess
+import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from solrl_core.reward_registry import REWARDS
 from solrl_rollout.settings import RolloutSettings
+from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.commands.cli import main
 from solrl_trainer.rollouts.exploration import exploration_plan
+from solrl_trainer.settings import presets
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
-from solrl_trainer.settings.presets import RECIPES, ConfigError, names, resolve, resolve_again
+from solrl_trainer.settings.presets import RECIPES, ConfigError, print_presets, resolve, resolve_again
 from solrl_trainer.settings.settings_yaml import settings_yaml, sourced_yaml
 from tests.support.typed import accepted, typed
 
@@ -19,10 +24,41 @@ PRESET = "mini-sana/sol_rl/clipscore"
 
 
 def test_every_preset_resolves() -> None:
-    for name in names():
+    parts = [*product(presets.MODELS, RECIPES, ["clipscore"]), *product(["mini-sana"], ["fast"], REWARDS.names())]
+    for name in map("/".join, parts):
         config = resolve(name).config
         assert (config.preset, config.rewards) == (name, {name.rpartition("/")[2]: 1.0})
         assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_reward_of_another_package_ends_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[solrl.rewards]\nred_share = my_rewards:RedShare\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    for reward, run in (("red_share", "mini-sana-fast-red_share"), ("my:RedShare", "mini-sana-fast-my-redshare")):
+        config = resolve(f"mini-sana/fast/{reward}").config
+        assert (config.rewards, config.run) == ({reward: 1}, run)
+    print_presets()
+
+
+OWN = "algorithm.name=tests.trainer.algorithms.test_algorithms:Weighted"
+
+
+def test_an_algorithm_of_ones_own_takes_the_recipes_other_settings(caplog: pytest.LogCaptureFixture) -> None:
+    preset = "mini-sana/fast/clipscore"
+    config = resolve(preset, overrides=[OWN, "algorithm.temperature=2"]).config
+    assert config.algorithm.model_dump().keys() == {*AlgorithmSettings.model_fields, "temperature"}
+    assert config.explore.candidates == resolve(preset).config.explore.candidates == 24
+    (message,) = caplog.messages
+    dropped = "algorithm.beta, algorithm.beta_end, algorithm.beta_iterations, algorithm.kl_weight"
+    assert message.startswith(f"recipe fast: {dropped} belong")
+    assert "'algorithm.beta' from --set, which does not exist" in refusal(preset, overrides=[OWN, "algorithm.beta=1"])
+    # DPO's beta is another quantity; dancegrpo inherits FlowGRPO's settings.
+    assert resolve(preset, overrides=["algorithm.name=dpo"]).config.algorithm.beta == 2000  # type: ignore[attr-defined]
+    kept = resolve("mini-sana/flowgrpo_fast/clipscore", overrides=["algorithm.name=dancegrpo"]).config.algorithm
+    assert kept.window == RECIPES["flowgrpo_fast"].settings["algorithm.window"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

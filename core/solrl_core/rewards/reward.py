@@ -1,4 +1,4 @@
-"""The reward interface, the registry of rewards, and sets of rewards combined by a weighted sum."""
+"""The reward interface, and sets of rewards combined by a weighted sum."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ from solrl_core.devices import require_device, resolve_device
 from solrl_core.errors import PromptError, RewardError, described
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
-from solrl_core.registry import Registry
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards.call import calling, checked_scores, copies, first_failing, is_interrupt
 from solrl_core.rewards.frames import TAKES_CLIPS, FrameRule, frame_rule
 from solrl_core.rewards.loading import batches, dtype_named
@@ -45,25 +45,6 @@ the source uses of its own module. Optional attributes:
 - `max_latency_s`: most seconds of a call, of a reward that waits for another service.
 - `unread_tokens(text)`: number of a text's tokens that a reward does not read.
 """
-
-
-REWARDS: Registry[Any] = Registry(
-    "reward",
-    "solrl.rewards",
-    {
-        "aesthetic": "solrl_core.rewards.aesthetic:Aesthetic",
-        "clipscore": "solrl_core.rewards.clipscore:ClipScore",
-        "geneval": "solrl_core.rewards.geneval:GenEval",
-        "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
-        "hpsv3": "solrl_core.rewards.hpsv3:HpsV3",
-        "imagereward": "solrl_core.rewards.imagereward:ImageReward",
-        "motion": "solrl_core.rewards.motion:Motion",
-        "ocr": "solrl_core.rewards.ocr:Ocr",
-        "pickscore": "solrl_core.rewards.pickscore:PickScore",
-    },
-    wrong=lambda found: None if callable(found) else "a function of images, prompts and metadata, or a class of such",
-)
-"""Reward functions, and classes that construct them."""
 
 RewardT = TypeVar("RewardT", bound=Callable[..., Any])
 _PROMPT_CHECK = "check_prompt"

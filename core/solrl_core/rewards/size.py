@@ -7,8 +7,9 @@ from typing import Any
 
 from safetensors import safe_open
 
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards.loading import dtype_named
-from solrl_core.rewards.reward import AT, REWARDS
+from solrl_core.rewards.reward import AT
 
 
 def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:

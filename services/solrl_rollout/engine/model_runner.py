@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from solrl_core.rewards.reward import REWARDS
+from solrl_core.reward_registry import REWARDS
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError

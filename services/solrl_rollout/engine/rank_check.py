@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 from solrl_core.fidelity import RankCorrelation
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.reward import REWARDS
 from solrl_engine.backend import Backend
 from solrl_engine.local_backend import LocalBackend
 from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, PrecisionCheck, worst_reward

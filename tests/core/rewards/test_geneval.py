@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval import GenEval
 from solrl_core.rewards.geneval_rules import (
@@ -22,7 +23,7 @@ from solrl_core.rewards.geneval_rules import (
     kept_objects,
     relations,
 )
-from solrl_core.rewards.reward import REWARDS, RewardSet, prompt_fault
+from solrl_core.rewards.reward import RewardSet, prompt_fault
 from tests.core.rewards.reward_helpers import CLIP, DATA, on_bytes
 from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards.ocr import Ocr, closeness, edit_distance, wanted_text
-from solrl_core.rewards.reward import REWARDS, RewardSet, prompt_fault
+from solrl_core.rewards.reward import RewardSet, prompt_fault
 
 needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 from solrl_core.errors import RewardError
 from solrl_core.families import Backbone
+from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards import Reward, RewardSet, load_reward
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.ocr import Ocr
-from solrl_core.rewards.reward import REWARDS, checks_prompts, first_fault, prompt_fault, weighted_sum
+from solrl_core.rewards.reward import checks_prompts, first_fault, prompt_fault, weighted_sum
 from solrl_minis.verifier import verifier_graded_reward, verifier_reward
 from tests.core.rewards.reward_helpers import CLIP, HPSV2, IMAGEREWARD
 

@@ -140,7 +140,7 @@ def _require_packages(reward: str) -> None:
     """Refuse a reward whose packages are missing."""
     from importlib.util import find_spec
 
-    from solrl_core.rewards.reward import REWARDS
+    from solrl_core.reward_registry import REWARDS
 
     packages: Mapping[str, str] = getattr(REWARDS.find(reward), "packages", {})
     missing = [name for name in packages if find_spec(name) is None]

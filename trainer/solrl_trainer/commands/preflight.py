@@ -103,7 +103,8 @@ def require_usable_rewards(
 def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> str | None:
     """Why a reward cannot judge images of one of the prompts; a server that does not answer is a warning."""
     from solrl_core.errors import RewardUnavailableError
-    from solrl_core.rewards.reward import AT, REWARDS, first_fault
+    from solrl_core.reward_registry import REWARDS
+    from solrl_core.rewards.reward import AT, first_fault
 
     texts = [(prompt.text, prompt.metadata) for prompt in prompts]
     loader = options.get(name, {})

@@ -4,6 +4,7 @@ Later layers override earlier ones: field defaults, model, recipe, recipe for th
 order, `--set key=value`. The source of every value is recorded for a dry run.
 """
 
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from solrl_core.reward_registry import REWARDS
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.printable import printable
 from solrl_proto.text_files import decode_text, read_text
@@ -22,6 +24,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.yaml_text import LONGEST, YamlError, parse_yaml
 
+logger = logging.getLogger(__name__)
 Part = TypeVar("Part")
 Layer = tuple[str, Mapping[str, Any]]
 """(source, dotted key → value)."""
@@ -82,15 +85,23 @@ RECIPES = {
     )
     for name, content in _read("recipes").items()
 }
-REWARD_WORDS = {
+_REWARD_WORDS = {
     "clipscore": "CLIP similarity of image and prompt",
     "pickscore": "human preference: PickScore",
     "hpsv2": "human preference: HPS v2.1",
+    "hpsv3": "human preference: HPSv3, by a Qwen2-VL of 7.7 billion weights",
     "imagereward": "human preference: ImageReward",
-    "motion_verifier_graded": "miniature clips: share of a prompt's objects and motions that are right",
+    "aesthetic": "the image alone: LAION's aesthetic predictor",
+    "geneval": "objects, counts, colours and places of GenEval's prompts, by a detector",
     "ocr": "rendered text that RapidOCR reads; needs solrl[ocr]",
+    "motion": "how much a clip moves",
+    "vlm_judge": "answers of a vision language model; needs reward_options",
+    "judge": "miniatures: images and prompts, by a small network",
+    "verifier": "miniatures: 1 if all of a prompt's objects are right",
+    "verifier_graded": "miniatures: share of a prompt's objects that are right",
+    "motion_verifier": "miniature clips: 1 if all of a prompt's objects and motions are right",
+    "motion_verifier_graded": "miniature clips: share of a prompt's objects and motions that are right",
 }
-REWARDS: dict[str, dict[str, Any]] = {name: {"rewards": {name: 1.0}} for name in REWARD_WORDS}
 
 
 class ConfigError(ValueError):
@@ -105,11 +116,6 @@ class Resolved:
     sources: dict[str, str]
 
 
-def names() -> list[str]:
-    """Names of all presets."""
-    return [f"{m}/{r}/{w}" for m in MODELS for r in RECIPES for w in REWARDS]
-
-
 def print_presets() -> None:
     """Print a table of the parts of a preset's name."""
     from rich import box
@@ -119,9 +125,10 @@ def print_presets() -> None:
     models = {name: str(settings["model"]) for name, settings in MODELS.items()}
     recipes = {name: recipe.description for name, recipe in RECIPES.items()}
     words = {name: "miniature, runs on a CPU" if model == name else model for name, model in models.items()}
+    scores = _REWARD_WORDS | {name: "of another package" for name in REWARDS.names() if name not in _REWARD_WORDS}
     print(f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}")
     # A table for each part: long names of recipes must not fold the names of models.
-    for part, rows in (("<model>", words), ("<recipe>", recipes), ("<reward>", REWARD_WORDS)):
+    for part, rows in (("<model>", words), ("<recipe>", recipes), ("<reward>", scores)):
         table = Table(box=box.SIMPLE_HEAD, show_header=part == "<model>", show_edge=False, padding=(0, 1, 0, 0))
         for column in ("part", "name", "stands for"):
             table.add_column(column)
@@ -130,7 +137,7 @@ def print_presets() -> None:
             table.add_row("" if row else part, name, meaning)
         Console(markup=False).print(table)
         print()
-    print("Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'")
+    print("A <reward> may also be package.module:attribute. Sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'")
 
 
 def _pick(table: Mapping[str, Part], kind: str, name: str) -> Part:
@@ -149,7 +156,7 @@ def resolve(
     """Compose a run's settings.
 
     Args:
-        preset: `<model>/<recipe>/<reward>`.
+        preset: `<model>/<recipe>/<reward>`; the reward is a registered name or `package.module:attribute`.
         overrides: `key=value` strings, the value in YAML.
         files: contents of YAML files by name, nested or dotted; later ones win.
         arguments: dotted settings from the command line's own options.
@@ -161,15 +168,20 @@ def resolve(
     if len(parts) != 3:
         raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. {DEFAULT_PRESET}")
     model, name, reward = parts
-    recipe = _pick(RECIPES, "recipe", name)
+    recipe, settings = _pick(RECIPES, "recipe", name), _pick(MODELS, "model", model)
+    try:
+        REWARDS.check(reward)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     layers: list[Layer] = [
-        ("preset", {"preset": preset, "run": preset.replace("/", "-")}),
-        (f"model {model}", _pick(MODELS, "model", model)),
+        ("preset", {"preset": preset, "run": "preset"}),
+        (f"model {model}", settings),
         (f"recipe {name}", recipe.settings),
         (f"recipe {name} for {model}", recipe.models.get(model, {})),
-        (f"reward {reward}", _pick(REWARDS, "reward", reward)),
+        (f"reward {reward}", {"rewards": {reward: 1.0}}),
     ]
-    resolved = _compose([*layers, *_given(overrides, files, arguments)])
+    users = _given(overrides, files, arguments)
+    resolved = _compose([*_without_other_algorithm(layers, users), *users])
     trained_on = recipe.settings.get("regenerate.at")
     if trained_on == "none" and (at := resolved.config.regenerate.at) != "none":
         # Otherwise naive_quant, say, would train on BF16 images under its own name.
@@ -213,7 +225,7 @@ def _given(
 
 
 def _compose(layers: Sequence[Layer]) -> Resolved:
-    names = {*_FIELDS, *_algorithm_fields(layers)}
+    names = {*_FIELDS, *(f"algorithm.{key}" for key in _algorithm_settings(layers).model_fields)}
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
@@ -329,14 +341,34 @@ def _shown(value: Any) -> str:
     return printable(repr(value), _LONGEST_SHOWN)
 
 
-def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Settings of the algorithm that the last layer with `algorithm.name` selects."""
+def _without_other_algorithm(preset: Sequence[Layer], users: Sequence[Layer]) -> list[Layer]:
+    """The preset's layers without the settings of its algorithm that the user's algorithm does not share.
+
+    Algorithms share a setting if both inherit it from one class: a name alone may mean something else, as `beta` does.
+    """
+    before, after = _algorithm_settings(preset), _algorithm_settings([*preset, *users])
+    both = [kind for kind in before.__mro__ if kind in after.__mro__ and issubclass(kind, AlgorithmSettings)]
+    foreign = before.model_fields.keys() - {key for kind in both for key in kind.model_fields}
+    layers = []
+    for source, layer in preset:
+        if dropped := layer.keys() & {f"algorithm.{key}" for key in foreign}:
+            logger.warning(
+                f"{source}: {', '.join(sorted(dropped))} belong to its own algorithm, not to the algorithm.name that "
+                "you chose, and are left out"
+            )
+        layers.append((source, {key: value for key, value in layer.items() if key not in dropped}))
+    return layers
+
+
+def _algorithm_settings(layers: Sequence[Layer]) -> type[AlgorithmSettings]:
+    """Class of the settings of the algorithm that the last layer with `algorithm.name` selects."""
     named = [(source, layer["algorithm.name"]) for source, layer in layers if "algorithm.name" in layer]
     source, name = named[-1] if named else ("default", AlgorithmSettings().name)
     try:
-        return [f"algorithm.{key}" for key in ALGORITHMS.find(str(name)).Settings.model_fields]
+        settings: type[AlgorithmSettings] = ALGORITHMS.find(str(name)).Settings
     except ValueError as error:
         raise ConfigError(f"setting algorithm.name (from {source}): {error}") from error
+    return settings
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
