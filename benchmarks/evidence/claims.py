@@ -9,6 +9,7 @@ from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iterat
 from fast.page import POOLED, height, paired
 from fast.page import figures as of_recipes
 from paper.published import SPEED_UP
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
 Read = Callable[[str], Any]
@@ -16,8 +17,6 @@ Read = Callable[[str], Any]
 Interval = Mapping[str, float]
 """A mean with its limits, as paper.json has it."""
 MODELS = ("flux", "sd3", "sana")
-TWELVE = ("explore.prompts=12",)
-"""Prompts of an iteration of every recipe that is compared with `fast`."""
 FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
 TITLES = {
@@ -111,7 +110,22 @@ def titled(world: str) -> str:
     return ", ".join([model, TITLES[reward], *rest])
 
 
-FILTERS = (titled, span, points, signed, plain, share, percent, times, decided, over, uneven, p99, word, statistics.median)
+FILTERS = (
+    titled,
+    span,
+    points,
+    signed,
+    plain,
+    share,
+    percent,
+    times,
+    decided,
+    over,
+    uneven,
+    p99,
+    word,
+    statistics.median,
+)
 
 
 def figures(read: Read) -> dict[str, Any]:
@@ -158,7 +172,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             shape: {
                 "iteration": seconds_of_iteration(run, shape),
                 "run": hours_of_run(run, shape),
-                "plain": hours_of_run(resolve(f"{PRESETS[shape]}/diffusionnft/imagereward", overrides=TWELVE).config, shape),
+                "plain": hours_of_run(_plain_run(shape), shape),
             }
             for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
         },
@@ -171,6 +185,11 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "missed": WORDS[sum(height(run) < 0.9 * height(base) for run, base in pairs)],
         "short": WORDS[sum(arms[FAST]["time"]["flux"]["90%"]["mean"] < SPEED_UP[1] for arms in of_stage.values())],
     }
+
+
+def _plain_run(shape: str) -> RunConfig:
+    """Settings of the simplest recipe, with as many prompts as `fast`."""
+    return resolve(f"{PRESETS[shape]}/diffusionnft/imagereward", overrides=["explore.prompts=12"]).config
 
 
 def _ranks(read: Read) -> dict[str, str]:

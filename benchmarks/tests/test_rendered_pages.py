@@ -18,6 +18,7 @@ from evidence import __main__ as evidence
 from evidence.claims import figures, times
 from fast.cost import PRESETS as MODELS
 from fast.cost import fast_run, hours_of_run, seconds_of_iteration
+from fast.page import POOLED
 from fast.page import figures as of_recipes
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config, plan_file
 from solrl_trainer.run_folder.figures import READ_RIGHT
@@ -81,7 +82,7 @@ def test_another_result_gives_another_page(file: str, place: tuple[str, ...], sa
     assert said in evidence.pages(tmp_path)[findings]
 
 
-CONFIRMED = of_recipes([row for row in evidence.read(RESULTS, "fast")["rows"] if row["stage"] == "confirm"])["all worlds"]
+CONFIRMED = of_recipes([row for row in evidence.read(RESULTS, "fast")["rows"] if row["stage"] == "confirm"])[POOLED]
 
 
 @pytest.mark.parametrize("arm", ["fast", "best plain", "Sol-RL as published"])
