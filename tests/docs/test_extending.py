@@ -37,12 +37,11 @@ def mini() -> Backbone:
     return load_backbone("mini-sana")
 
 
-def overrides(page: str) -> list[str]:
-    """Settings in the page's `solrl-train run` commands, which are the same in all of them."""
+def overrides(page: str, part: str) -> list[str]:
+    """Settings in the page's first `solrl-train run` command with `part` in its words."""
     runs = [c for block in blocks(page, "sh") for c in commands(block) if c[:2] == ["solrl-train", "run"]]
-    first, *others = [[value for flag, value in pairwise(words) if flag == "--set"] for words in runs]
-    assert all(settings == first for settings in others)
-    return first
+    words = next(words for words in runs if part in " ".join(words))
+    return [value for flag, value in pairwise(words) if flag == "--set"]
 
 
 @pytest.mark.parametrize("name", [COLOURS, "colourfulness"])
@@ -84,9 +83,10 @@ def test_the_demands_on_prompts_are_checked() -> None:
 def test_the_judge_takes_the_page_s_options() -> None:
     (words,) = [c for block in blocks(REWARD, "sh") for c in commands(block) if "vlm_judge" in c]
     given = [words[words.index("--reward-options") + 1], *(block.text for block in blocks(REWARD, "json"))]
-    assert len(given) == 2
-    for text in given:
-        (options,) = json.loads(text).values()
+    config = resolve("sd3-medium/fast/clipscore", overrides=overrides(REWARD, "vlm_judge")).config
+    every = [config.reward_options, *map(json.loads, given)]
+    assert len(every) == 3
+    for (options,) in (options.values() for options in every):
         signature(VlmJudge).bind(**options)
         assert "{prompt}" in options.get("template", TEMPLATE)
 
@@ -113,13 +113,13 @@ def test_the_page_lists_the_rewards_that_are_there() -> None:
 
 
 def test_the_trainer_accepts_the_page_s_reward() -> None:
-    config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides(REWARD)).config
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides(REWARD, COLOURS)).config
     assert config.rewards == {"clipscore": 1, COLOURS: 1}
 
 
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     small = (*QUICK, "explore.prompts=1", "explore.candidates=8", "explore.keep=4", "optimizer.batch=8")
-    given: Any = {"overrides": [*overrides(ALGORITHM), *small], "arguments": {"output": tmp_path}}
+    given: Any = {"overrides": [*overrides(ALGORITHM, "my_algorithms"), *small], "arguments": {"output": tmp_path}}
     config = resolve("mini-sana/naive_scaling/clipscore", **given).config
     assert (config.algorithm.name, config.algorithm.tau) == (IPO, 10)  # type: ignore[attr-defined]
     run(config)

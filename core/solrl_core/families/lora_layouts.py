@@ -133,7 +133,8 @@ def by_module(layers: Collection[FileLayer], family: str, modules: Collection[st
         examples = ", ".join(sorted(foreign)[:_SHOWN])
         raise ValueError(
             f"adapts {len(foreign)} modules that this run does not, such as {examples}; expected some of the run's "
-            f"{len(modules_by_name)}, such as {min(modules)}: a LoRA of this model's transformer alone"
+            f"{len(modules_by_name)}, such as {min(modules)}: choose a LoRA of these, or merge this one into the "
+            "model's file and train that"
         )
     return changes
 
@@ -149,6 +150,6 @@ def _rows_of_modules(layer: OriginalLayer, key: str, up: Tensor) -> tuple[Tensor
     if up[adapted:].any():
         raise ValueError(
             f"changes rows from {adapted} on in {key}: it adapts the MLP, which this run does not; expected zeros "
-            "there. Choose a LoRA of the attention alone"
+            "there: choose a LoRA of the attention, or merge this one into the model's file and train that"
         )
     return torch.split(up[:adapted], rows)
