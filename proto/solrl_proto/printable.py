@@ -1,7 +1,9 @@
 """Texts of faults, and text from other programs and of their exceptions, made safe to print."""
 
+import linecache
 import logging
 import sys
+import traceback
 from typing import Any
 
 from solrl_proto.secrets import changed_texts, without_secrets
@@ -44,7 +46,20 @@ def error_text(error: Exception) -> str:
             f"{str(error) or 'out of memory'}: too little memory, or too many threads; raise `ulimit -v` and "
             "`ulimit -u`, or the container's limits"
         )
+    if _is_fault_of_code(error):
+        return f"{type(error).__name__}: {error}; SOLRL_TRACEBACK=1 shows where"
     return str(error)
+
+
+def _is_fault_of_code(error: Exception) -> bool:
+    """Whether Python or a library raised an error, without a text for the program's user."""
+    kinds = (AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ZeroDivisionError)
+    if type(error).__module__ != "builtins" or not isinstance(error, kinds):
+        return False
+    for frame, line in list(traceback.walk_tb(error.__traceback__))[-1:]:
+        ours = str(frame.f_globals.get("__name__")).startswith("solrl_")
+        return not (ours and linecache.getline(frame.f_code.co_filename, line).strip().startswith("raise "))
+    return True
 
 
 class PrintableFormatter(logging.Formatter):

@@ -118,9 +118,10 @@ def test_the_trainer_accepts_the_page_s_reward() -> None:
 
 
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
-    small = (*QUICK, "explore.prompts=1", "explore.candidates=8", "explore.keep=4", "optimizer.batch=8")
-    given: Any = {"overrides": [*overrides(ALGORITHM, "my_algorithms"), *small], "arguments": {"output": tmp_path}}
-    config = resolve("mini-sana/naive_scaling/clipscore", **given).config
+    few = ("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "optimizer.batch=8", "evaluate.guards=[]")
+    settings = [*overrides(ALGORITHM, "my_algorithms"), *QUICK, *few]
+    given: Any = {"overrides": settings, "arguments": {"output": tmp_path}}
+    config = resolve("mini-sana/fast/clipscore", **given).config
     assert (config.algorithm.name, config.algorithm.tau) == (IPO, 10)  # type: ignore[attr-defined]
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")

@@ -50,3 +50,19 @@ def test_an_error_of_the_system_names_its_path_and_what_to_do() -> None:
         Path("/nowhere/else").read_text()
     assert error_text(failed.value).startswith("/nowhere/else: No such file or directory; check this path")
     assert error_text(ValueError("as it is")) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "text"),
+    [
+        ("raise RuntimeError(\n    'too few'\n)", "solrl_more", "too few"),
+        ("raise RuntimeError('too few')", "torch.more", "RuntimeError: too few; SOLRL_TRACEBACK=1 shows where"),
+        ("{}['base']", "solrl_more", "KeyError: 'base'; SOLRL_TRACEBACK=1 shows where"),
+    ],
+)
+def test_an_unexpected_error_says_what_shows_its_place(tmp_path: Path, code: str, module: str, text: str) -> None:
+    file = tmp_path / "more.py"
+    file.write_text(code)
+    with pytest.raises(Exception, match=r"too few|base") as failed:
+        exec(compile(code, file, "exec"), {"__name__": module})
+    assert error_text(failed.value) == text

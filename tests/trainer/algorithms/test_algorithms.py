@@ -14,9 +14,11 @@ from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSett
 from solrl_trainer.algorithms.dpo import DiffusionDpo
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess
+from solrl_trainer.algorithms.trial import try_algorithm
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.policy.policy import CURRENT
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.presets import ConfigError
+from solrl_trainer.settings.presets import RECIPES, ConfigError, resolve
 from tests.trainer.training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 HERE = __name__
@@ -78,6 +80,65 @@ class Idle(Forgetful):
         return torch.empty(0, 2, dtype=torch.long)
 
 
+class Bare(Algorithm[AlgorithmSettings, ForwardBatch]):
+    """Defines nothing."""
+
+
+class Tensors(Weighted):
+    """Returns a tensor."""
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        return super().loss(batch, velocity).value  # type: ignore[return-value]
+
+
+class Unreduced(Weighted):
+    """Returns a loss of each latent value."""
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        return Loss(velocity.current - batch.x0, {})
+
+
+class Detached(Weighted):
+    """Returns a loss without gradient."""
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        return Loss(batch.x0.mean(), {})
+
+
+class Figured(Weighted):
+    """Has a figure of each sample."""
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        return Loss(super().loss(batch, velocity).value, {"weights": batch.advantages})
+
+
+class Flat(Weighted):
+    """Has advantages without groups."""
+
+    def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
+        return super().advantages(rewards).flatten()
+
+
+class Beyond(Weighted):
+    """Has indices of samples that do not exist."""
+
+    def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
+        return torch.arange(len(advantages) + 1)[:, None]
+
+
+class Based(Weighted):
+    """Names a policy that does not exist."""
+
+    fixed = ("base",)  # type: ignore[assignment]
+
+
+class Misspelt(Weighted):
+    """Has a fault in its code."""
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        return Loss(batch.nois.mean(), {})  # type: ignore[attr-defined]
+
+
 class Untyped(Weighted):
     """Has settings of a wrong type."""
 
@@ -117,6 +178,7 @@ def test_an_algorithm_may_have_a_setting_of_a_name_that_is_gone_elsewhere() -> N
         (f"{HERE}:NoSuch", "NoSuch"),
         (f"{HERE}:HERE", "expected a subclass of .*Algorithm"),
         (f"{HERE}:WeightedSettings", "expected a subclass of .*Algorithm"),
+        (f"{HERE}:Bare", "expected it to define `loss` and `trains_on`"),
         (f"{HERE}:Untyped", "expected `Settings` to be a subclass of .*AlgorithmSettings"),
         (":Weighted", "cannot load"),
     ],
@@ -184,13 +246,49 @@ def test_a_pair_shares_its_batch_its_time_and_its_noise(backbone: Backbone) -> N
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Forgetful", "did not request the 'old' policy's velocity"), ("Idle", r"units of shape \(0, 2\)")],
+    [
+        ("Forgetful", "did not request the 'old' policy's velocity"),
+        ("Idle", r"units returned a Tensor of shape \(0, 2\)"),
+    ],
 )
 def test_an_invalid_algorithm_is_refused_with_an_explanation(backbone: Backbone, name: str, said: str) -> None:
     config = configured(name)
     policy, optimizer = make_policy(backbone, config)
     with pytest.raises(ValueError, match=said):
         train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Tensors", r"loss returned a Tensor of shape \(\); expected a `Loss` \(test_algorithms.py:\d+\)"),
+        (
+            "Unreduced",
+            r"loss returned a `Loss` whose value is a Tensor of shape \(8, .*; expected a scalar .*py:",
+        ),
+        (
+            "Detached",
+            r"loss returned a `Loss` whose value is a Tensor of shape \(\) without gradient; expected",
+        ),
+        ("Figured", r"loss returned a `Loss` whose figure 'weights' is a Tensor of shape \(8,\); expected a number"),
+        ("Flat", r"advantages returned a Tensor of shape \(8,\); expected shape \(2, 4\) \(test_algorithms.py:\d+\)"),
+        ("Beyond", r"units returned torch.int64 from 0 to 8; expected .*, whole numbers from 0 to 7"),
+        ("Idle", r"units returned a Tensor of shape \(0, 2\); expected at least one row"),
+        ("Based", r"`fixed` is \('base',\); expected a tuple of some of \('old', 'reference'\)"),
+        ("Forgetful", r"loss failed on random samples .*: ValueError: .*did not request the 'old' policy's velocity"),
+        ("Misspelt", r"loss failed .*: AttributeError: .*'nois' \(test_algorithms.py:\d+\)"),
+    ],
+)
+def test_a_dry_run_refuses_a_faulty_algorithm_by_its_method_and_line(tmp_path: Path, name: str, said: str) -> None:
+    config = configured(name, f"output={tmp_path / 'run'}")
+    with pytest.raises(ValueError, match=f"^algorithm '{HERE}:{name}': {said}"):
+        check_run(config, resume=False, dry=True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipes_algorithm_passes_the_trial(recipe: str) -> None:
+    config = resolve(f"mini-sana/{recipe}/clipscore").config
+    try_algorithm(config.algorithm, config.explore.keep)
 
 
 def test_settings_are_resolved_without_torch() -> None:

@@ -6,9 +6,11 @@ and printed without it.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field
@@ -132,6 +134,61 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
         """Loss of a micro-batch of whole units."""
 
 
+class AlgorithmError(ValueError):
+    """A method of an algorithm returned something that cannot be used; the text names its file and line."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any, Any], method: Callable[..., Any], returned: str, expected: str
+    ) -> None:
+        function = inspect.unwrap(method)
+        place = f"{Path(inspect.getfile(function)).name}:{function.__code__.co_firstlineno}"
+        name = algorithm.settings.name
+        super().__init__(f"algorithm {name!r}: {method.__name__} returned {returned}; expected {expected} ({place})")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
+def units_of(algorithm: Algorithm[Any, Any], advantages: torch.Tensor, kept: int) -> torch.Tensor:
+    """An algorithm's units [U, size], see `Algorithm.units`.
+
+    Raises:
+        AlgorithmError: they are no indices of the samples, or there are none.
+    """
+    units = algorithm.units(advantages, kept)
+    count, expected = len(advantages), "at least one row of sample indices, [U, size]"
+    if getattr(units, "ndim", 0) != 2 or not units.numel():
+        raise AlgorithmError(algorithm, algorithm.units, _kind(units), expected)
+    if units.is_floating_point() or not 0 <= int(units.min()) <= int(units.max()) < count:
+        values = f"{units.dtype} from {units.min():g} to {units.max():g}"
+        raise AlgorithmError(algorithm, algorithm.units, values, f"{expected}, whole numbers from 0 to {count - 1}")
+    return units
+
+
+def loss_of(algorithm: Algorithm[Any, BatchT], batch: BatchT, velocity: Velocities) -> Loss:
+    """An algorithm's loss of a micro-batch.
+
+    Raises:
+        AlgorithmError: it is no scalar with a gradient, or a figure is no scalar.
+    """
+    loss: Any = algorithm.loss(batch, velocity)
+    if not isinstance(loss, Loss):
+        raise AlgorithmError(algorithm, algorithm.loss, _kind(loss), "a `Loss`")
+    if getattr(loss.value, "shape", None) != () or not loss.value.requires_grad:
+        fault = _kind(loss.value) + (" without gradient" if not getattr(loss.value, "requires_grad", True) else "")
+        expected = "a scalar tensor that depends on velocity.current, such as a mean over the batch"
+        raise AlgorithmError(algorithm, algorithm.loss, f"a `Loss` whose value is {fault}", expected)
+    for name, figure in loss.figures.items():
+        if not isinstance(figure, int | float) and getattr(figure, "shape", None) != ():
+            returned = f"a `Loss` whose figure {name!r} is {_kind(figure)}"
+            raise AlgorithmError(algorithm, algorithm.loss, returned, "a number or a scalar tensor")
+    return loss
+
+
 def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch.Tensor:
     """Rewards relative to their group's mean, in standard deviations.
 
@@ -150,8 +207,13 @@ def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torc
     """An algorithm's advantages [groups, kept] of rewards [groups, kept], without what is only rounding.
 
     The algorithm gets equal rewards for those that are equal up to rounding. A group in which all are has advantage 0.
+
+    Raises:
+        AlgorithmError: they have another shape.
     """
     advantages = algorithm.advantages(merge_group_ties(rewards))
+    if getattr(advantages, "shape", None) != rewards.shape:
+        raise AlgorithmError(algorithm, algorithm.advantages, _kind(advantages), f"shape {tuple(rewards.shape)}")
     return advantages.masked_fill(without_spread(rewards)[:, None], 0)
 
 

@@ -1,10 +1,11 @@
 """Algorithms by name: built-in, by entry point, or `package.module:attribute`."""
 
-from typing import Any
+import inspect
+from typing import Any, get_args
 
 from solrl_core.registry import Registry
 
-from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, FixedPolicy
 
 
 def _wrong(algorithm: Any) -> str | None:
@@ -13,6 +14,8 @@ def _wrong(algorithm: Any) -> str | None:
         return f"a subclass of {module}.Algorithm"
     if not (isinstance(algorithm.Settings, type) and issubclass(algorithm.Settings, AlgorithmSettings)):
         return f"`Settings` to be a subclass of {module}.AlgorithmSettings, not {algorithm.Settings!r}"
+    if inspect.isabstract(algorithm):
+        return f"it to define {' and '.join(f'`{name}`' for name in sorted(algorithm.__abstractmethods__))}"
     return None
 
 
@@ -29,3 +32,17 @@ ALGORITHMS: Registry[type[Algorithm[Any, Any]]] = Registry(
     },
     wrong=_wrong,
 )
+
+
+def make_algorithm(settings: AlgorithmSettings) -> Algorithm[Any, Any]:
+    """The algorithm of a run's settings.
+
+    Raises:
+        ValueError: its `fixed` names a policy that does not exist.
+    """
+    algorithm, policies = ALGORITHMS.find(settings.name)(settings), get_args(FixedPolicy)
+    if not isinstance(algorithm.fixed, tuple) or not set(algorithm.fixed) <= set(policies):
+        raise ValueError(
+            f"algorithm {settings.name!r}: `fixed` is {algorithm.fixed!r}; expected a tuple of some of {policies}"
+        )
+    return algorithm

@@ -120,7 +120,7 @@ def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardO
 
 
 def _check_here(config: RunConfig, *, resume: bool) -> None:
-    """Check folder, prompts, device, and the rewards' names and options."""
+    """Check folder, prompts, device, the algorithm, and the rewards' names and options."""
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
@@ -136,6 +136,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     check_images(stored_files(config.prompt_sources, config.explore.source))
     from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
+    from solrl_trainer.algorithms.trial import try_algorithm
     from solrl_trainer.ranks.communicator import pick_device
 
     pick_device(config.device, read_rank_info())
@@ -143,6 +144,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     check_named(config.reward_options, named)
     for name in named:
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
+    try_algorithm(config.algorithm, config.explore.keep)
     both = (in_both(one.texts, other.texts, f"{one.path.name} or {other.path.name}") for one in train for other in test)
     for split in (*train, *test):
         check_known(split.prompts, config.rewards, str(split.path))

@@ -19,7 +19,7 @@ from solrl_core.sampling.prompt_cache import PROMPT_CACHE_BYTES
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.registry import make_algorithm
 from solrl_trainer.policy.lora import chosen_layers, inject
 from solrl_trainer.policy.policy import CheckpointWrapper, wrap_blocks
 from solrl_trainer.settings.config import RunConfig
@@ -119,7 +119,7 @@ def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) ->
     explore = config.explore
     latents = 4 * math.prod(backbone.latent_shape)
     steps = config.regenerate.steps if config.two_stage else explore.steps
-    recorded = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on.recorded
+    recorded = make_algorithm(config.algorithm).trains_on.recorded
     # Samples are held once by group, and once in the order of all prompts.
     samples = 2 * explore.keep * latents * (1 + (steps + 1) * recorded) * explore.prompts
     prompts = explore.prompts * sum(tensor.nbytes for tensor in row.values())

@@ -12,7 +12,7 @@ from solrl_core.sampling.cpu_threads import even_slices, map_in_threads
 from solrl_proto.noise import expand_seeds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocities, loss_of, units_of
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
@@ -94,7 +94,8 @@ class Updater:
         updater = replace(self, algorithm=self.algorithm.at(iteration))
         generator = torch.Generator().manual_seed(expand_seeds(self.config.seed, f"update/{iteration}", 1)[0])
         schedule = self.backbone.sigmas(self.config.regenerate.steps)
-        units, sigmas = self._units(samples), torch.tensor(self._data.sigmas(samples, schedule), dtype=torch.float64)
+        units = units_of(self.algorithm, samples.advantages, samples.kept)
+        sigmas = torch.tensor(self._data.sigmas(samples, schedule), dtype=torch.float64)
         losses, norms, figures = [], [], []
         pairs = trained_steps(len(sigmas) - 1, self.algorithm.settings.timestep_fraction) * len(units)
         work = ProgressCounter(pairs, progress)
@@ -106,13 +107,6 @@ class Updater:
             losses.append(loss)
             figures += [{name: value * portion for name, value in part.items()} for part in shares]
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
-
-    def _units(self, samples: TrainingSamples) -> torch.Tensor:
-        units = self.algorithm.units(samples.advantages, samples.kept)
-        if units.ndim != 2 or not units.numel():
-            name = self.algorithm.settings.name
-            raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
-        return units
 
     def _step(self, loss: float, iteration: int, where: str) -> float:
         """Take an optimiser step of an iteration; returns the norm of its gradient."""
@@ -207,7 +201,7 @@ class Updater:
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
             velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
-            loss = self.algorithm.loss(batch.rows(parts[i]), velocities)
+            loss = loss_of(self.algorithm, batch.rows(parts[i]), velocities)
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
             figures = {name: figure * share for name, figure in loss.figures.items()}

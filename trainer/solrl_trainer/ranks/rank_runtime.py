@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]
 from solrl_core.interrupts import leave
-from solrl_proto.printable import printable
+from solrl_proto.printable import error_text, printable
 
 from solrl_trainer.ranks.heartbeat import Heartbeat
 from solrl_trainer.ranks.rank_info import RankInfo
@@ -113,7 +113,7 @@ class RankRuntime:
         if os.environ.get("SOLRL_TRACEBACK"):
             traceback.print_exception(error)
         named = "" if self.is_rank_zero else f"rank {self.rank_info.rank}: "
-        message = self._message(lost or named + (str(error) or type(error).__name__))
+        message = self._message(lost or named + (error_text(error) or type(error).__name__))
         if message:
             error.__cause__ = None  # torchrun reports the message alone
             get_error_handler().record_exception(error.with_traceback(None))

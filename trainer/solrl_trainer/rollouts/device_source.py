@@ -24,7 +24,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 from solrl_proto.status import ScoringTime
 
-from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.registry import make_algorithm
 from solrl_trainer.prompts.image_reader import read_image
 from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.prompts.stored_files import stored_files
@@ -104,7 +104,7 @@ class DeviceSource:
         """Set up samplers and scorers; `models` are built on the model of `loaded` with these settings."""
         self._config, self._train = config, train
         self.loaded, self.models = loaded, models
-        self.algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+        self.algorithm = make_algorithm(config.algorithm)
         self.clock = RewardClock()
         scored_at_once = AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning)
         self.image_scorer = Scorer(loaded.rewards, scored_at_once)

@@ -22,7 +22,7 @@ from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, S
 
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
-from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.registry import ALGORITHMS, make_algorithm
 from solrl_trainer.algorithms.section import Positive, Section
 from solrl_trainer.algorithms.training_data import TrainingData
 from solrl_trainer.prompts.prompt_rewards import rewards_to_score, run_weights
@@ -208,7 +208,7 @@ class RunConfig(Section):
     @property
     def training_data(self) -> TrainingData[Any]:
         """Kind of training data of the run's algorithm."""
-        data: TrainingData[Any] = ALGORITHMS.find(self.algorithm.name)(self.algorithm).trains_on
+        data: TrainingData[Any] = make_algorithm(self.algorithm).trains_on
         return data
 
     def explored_steps(self, iteration: int) -> StochasticSteps | None:
