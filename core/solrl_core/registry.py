@@ -5,15 +5,17 @@ current folder. Objects are imported on first use, and this module does not impo
 before anything large is loaded.
 """
 
+import ast
 import importlib
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from solrl_core.suggestions import did_you_mean
 
@@ -69,16 +71,19 @@ class Registry(Generic[T]):
 
     def check(self, name: str) -> None:
         """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
-        importable = "package.module:attribute" in self._others
-        file, _, attribute = name.partition(":")
-        if importable and file.endswith(".py") and name not in self:
-            place = Path(file)
-            raise ValueError(
-                f"got {self.noun} {name!r}, a file; expected its module {place.stem}:{attribute or 'NAME'}: "
-                f"start in its folder, or have PYTHONPATH={place.absolute().parent}"
-            )
-        if name in self or (":" in name and importable):
+        if name in self:
             return
+        if "package.module:attribute" in self._others:
+            module, _, attribute = name.partition(":")
+            if module.endswith(".py"):
+                raise ValueError(f"got {self.noun} {name!r}, a file; expected {_module_of(Path(module), attribute)}")
+            if attribute:
+                return
+            for folder in (Path.cwd(), *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
+                if (file := folder / f"{module.replace('.', '/')}.py").is_file():
+                    raise ValueError(f"got {self.noun} {name!r}, a module; expected {_contents(module, file)}")
+            if ":" in name:
+                return
         expected = ", ".join([f"one of {self.names()}", *self._others[:-1]])
         raise ValueError(
             f"got {self.noun} {name!r}{did_you_mean(name, self.names())}; expected {expected}, or {self._others[-1]}"
@@ -111,13 +116,16 @@ class Registry(Generic[T]):
 
         Raises:
             ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown or
-                lacking, or is a text where the default is true or false.
+                lacking, or is no true or false where the default is, or is one where a number is annotated.
         """
         target: Any = self.find(name)
         names = set(options)
         if not isinstance(target, type):
             if names:
-                raise ValueError(f"got options {sorted(names)} for {self.noun} {name!r}; only a class takes options")
+                raise ValueError(
+                    f"got options {sorted(names)} for {self.noun} {name!r}, a function; expected none, or a class "
+                    f"whose `__init__` takes them (docs/extending/{self.noun}.md#a-class)"
+                )
             return
         parameters = inspect.signature(target).parameters.values()
         accepted = [one.name for one in parameters if one.kind in _BY_NAME]
@@ -130,6 +138,9 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected true or false"
             )
+        numbers = [option for option, hint in _hints(target).items() if _is_number(hint)]
+        if wrong := next((option for option in numbers if isinstance(options.get(option), bool)), None):
+            raise ValueError(f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected a number")
         needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
         if all_given and (lacking := [option for option in needed if option not in names]):
             raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(names)}")
@@ -190,6 +201,38 @@ def _entry_points(group: str, folders: tuple[str, ...]) -> Mapping[str, EntryPoi
     Reading all installed packages takes milliseconds, and a configuration checks many names.
     """
     return {entry.name: entry for entry in reversed(tuple(entry_points(group=group)))}
+
+
+def _module_of(file: Path, attribute: str) -> str:
+    """How to refer to something in a Python file."""
+    if not file.is_file():
+        return f"package.module:attribute; there is no file {file.absolute()}"
+    content = f"its module {file.stem}:{attribute}" if attribute else _contents(file.stem, file)
+    return f"{content}: start in its folder, or have PYTHONPATH={file.absolute().parent}"
+
+
+def _contents(module: str, file: Path) -> str:
+    """The public functions and classes of a module's file, as "one of my_rewards:red, my_rewards:RedShare"."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (SyntaxError, ValueError, OSError):
+        body = []
+    defined = [part.name for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+    listed = ", ".join(f"{module}:{name}" for name in defined if not name.startswith("_"))
+    return f"one of {listed}" if listed else f"{module}:NAME"
+
+
+def _hints(target: type) -> Mapping[str, Any]:
+    """Annotations of a class's options; none if they cannot be evaluated."""
+    try:
+        return get_type_hints(target.__init__)
+    except Exception:
+        return {}
+
+
+def _is_number(hint: Any) -> bool:
+    kinds = {hint, *get_args(hint)}
+    return bool(kinds & {int, float}) and bool not in kinds
 
 
 def _imported(path: str) -> Any:

@@ -97,10 +97,17 @@ def test_modules_of_the_current_folder_are_found_or_told_with_the_places(here: P
     assert sys.path == path
     with pytest.raises(ValueError, match="No module named 'my_moer'"):
         things().find("my_things:thing")
-    (here / "my_things.py").write_text("def thing(): pass\n")
-    for name, cure in (("./my_things.py:thing", "my_things:thing"), ("my_things.py", "my_things:NAME")):
-        with pytest.raises(ValueError, match=f"a file; expected its module {cure}: .*PYTHONPATH={here}$"):
-            things().find(name)
+    (here / "my_things.py").write_text("def thing(): pass\nclass Other: pass\ndef _helper(): pass\n")
+    for name, cure in (
+        ("./my_things.py:thing", f"a file; expected its module my_things:thing: .*PYTHONPATH={here}"),
+        ("my_things.py", f"a file; expected one of my_things:thing, my_things:Other: .*PYTHONPATH={here}"),
+        ("other.py:thing", f"expected package.module:attribute; there is no file {here}/other.py"),
+        ("my_things", "a module; expected one of my_things:thing, my_things:Other"),
+        ("my_things:", "a module; expected one of my_things:thing, my_things:Other"),
+        ("my_more", "a module; expected my_more:NAME"),
+    ):
+        with pytest.raises(ValueError, match=f"{cure}$"):
+            things().check(name)
     with pytest.raises(ValueError, match=r"my_things has no attribute 'thin' \(did you mean 'thing'\?\)"):
         things().find("my_things:thin")
 
@@ -114,12 +121,17 @@ def test_wrong_kinds_and_options_name_the_entry(register: Register) -> None:
         registry.find("sys:maxsize")
     assert things().make("decimal", {"value": "1.5"}) == Decimal("1.5")
     assert things().make("dumps", {}) is json.dumps
-    with pytest.raises(ValueError, match=r"got options \['indent'\] for thing 'dumps'; only a class takes options"):
+    with pytest.raises(
+        ValueError,
+        match=r"got options \['indent'\] for thing 'dumps', a function; .*class whose",
+    ):
         things().make("dumps", {"indent": 1})
     with pytest.raises(ValueError, match=r"got option 'valeu' of thing 'decimal' \(did you mean 'value'\?\); expected"):
         things().make("decimal", {"valeu": "1"})
     with pytest.raises(ValueError, match=r"got 'no' for option 'line' of reward 'ocr'; expected true or false"):
         REWARDS.check_options("ocr", {"line": "no"})
+    with pytest.raises(ValueError, match=r"got True for option 'enough' of reward 'motion'; expected a number"):
+        REWARDS.check_options("motion", {"enough": True})
     registry = things(others=("nothing else",))
     with pytest.raises(ValueError, match=r"expected one of \[.*\], or nothing else$"):
         registry.find("json:loads")

@@ -37,8 +37,8 @@ dtype or its random numbers, is put back after each call, and named.
 For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
 other gets frames, see `FrameRule`.
 
-A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
-the source uses of its own module. Optional attributes:
+A reward may have a `digest` attribute ("sha256:…") over its weights and options. Without it, the digest is over the
+whole file that defines the reward and, for a class, over its options. Optional attributes:
 
 - `checks_prompts` (a decorator) marks a reward that demands something of a prompt's text or metadata.
 - `costs`: numbers by kind that only grow, such as {"requests": 12}, of a reward that asks a paid service.
@@ -125,6 +125,9 @@ AT = "at"
 OnScored = Callable[[str, float], None]
 """Called with a reward and the seconds that it took."""
 
+_NO_VALUES = ("device", "dtype", "batch_size")
+"""Options that change scores by rounding only, and digests not at all."""
+
 _ADDRESSES = (AT, "endpoint")
 """Options that say where images are sent."""
 
@@ -188,7 +191,18 @@ def load_reward(
             arguments["device"] = resolve_device(arguments["device"])
     with put_back(partial(_name_load_changes, name)):
         loaded: Reward = REWARDS.make(name, arguments)
+    if isinstance(kind, type) and getattr(loaded, "digest", None) is None and (values := _values(kind, arguments)):
+        object.__setattr__(loaded, "digest", combined_digest(source_digest(loaded), values))  # it may be frozen
     return loaded
+
+
+def _values(kind: type, options: Mapping[str, Any]) -> str:
+    """All options of a class that may change its scores, those with their defaults included; empty without any."""
+    bound = inspect.signature(kind).bind(**options)
+    bound.apply_defaults()
+    options = {name: value for name, value in bound.arguments.items() if name not in _NO_VALUES}
+    values = {name: float(value) if type(value) is int else value for name, value in options.items()}
+    return json.dumps(values, sort_keys=True, default=repr) if values else ""
 
 
 def _name_load_changes(name: str, changed: Sequence[str]) -> None:

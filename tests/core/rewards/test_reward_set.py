@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -116,6 +116,25 @@ def test_the_image_or_the_batch_that_a_reward_fails_on_is_named() -> None:
         scored(b=giving(too_many))
 
 
+@dataclass(frozen=True)
+class Above:
+    """A reward with an option and without a digest of its own."""
+
+    threshold: float = 0.5
+    device: str = "cpu"
+
+    def __call__(self, images: torch.Tensor, prompts: object, metadata: object) -> torch.Tensor:
+        return (images > self.threshold).float().mean((1, 2, 3))
+
+
+def test_the_digest_of_a_class_covers_its_options(backbone: Backbone) -> None:
+    name, digests = f"{__name__}:Above", []
+    for options in ({}, {"threshold": 0.5}, {"threshold": 0.5, "device": "cpu"}, {"threshold": 1}, {"threshold": 1.0}):
+        rewards = RewardSet.load([name], backbone, {name: options})
+        digests.append(rewards.digests()[f"reward:{name}"])
+    assert digests[0] == digests[1] == digests[2] != digests[3] == digests[4]
+
+
 def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: ClipScore) -> None:
     rewards = RewardSet.load(["verifier", "clipscore", "verifier"], backbone)
     assert rewards.names == ("verifier", "clipscore")
@@ -180,7 +199,7 @@ def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> No
         RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})
     with pytest.raises(ValueError, match="expected some of the loaded rewards: \\['verifier'\\]"):
         RewardSet.load(["verifier"], backbone, {"clipscore": {"batch_size": 2}})
-    with pytest.raises(ValueError, match="only a class takes options"):
+    with pytest.raises(ValueError, match="a class whose `__init__` takes them"):
         RewardSet.load(["verifier"], backbone, {"verifier": {"batch_size": 2}})
     small = RewardSet.load(["clipscore"], backbone, {"clipscore": {"batch_size": 2}})
     assert small.names == ("clipscore",)

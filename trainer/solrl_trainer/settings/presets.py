@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from solrl_core.reward_registry import REWARDS
 from solrl_core.suggestions import did_you_mean
+from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE
 from solrl_proto.printable import printable
 from solrl_proto.text_files import decode_text, read_text
 
@@ -320,7 +321,9 @@ def config_error(error: ValidationError, sources: Mapping[str, str]) -> ConfigEr
     got = "" if key == "rollout_url" or between else f"got {_shown(first['input'])}; "
     place = f"setting {key} (from {source})" if key else "settings"
     quoted = ": write it in quotes" if first["type"] == "string_type" and not isinstance(first["input"], dict) else ""
-    return ConfigError(f"{place}: {got}{first['msg'].removeprefix('Value error, ')}{quoted}")
+    is_name = first["type"] == "string_pattern_mismatch" and first["ctx"]["pattern"] == NAME_PATTERN
+    message = f"expected a name of {NAME_RULE}" if is_name else first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{place}: {got}{message}{quoted}")
 
 
 def parse_override(override: str) -> tuple[str, Any]:
