@@ -123,10 +123,10 @@ def layout(config: RunConfig, options: Layout) -> None:
     alone, prompts = gpus // runs, config.explore.prompts
     if alone and prompts % alone:
         even = -(-prompts // alone) * alone
-        uneven, best = (colocated(stages(config, rates), number, alone).seconds for number in (prompts, even))
+        now, then = (colocated(stages(config, rates), number, alone).seconds for number in (prompts, even))
         advice.append(
-            f"{prompts} prompts do not divide by {alone} GPUs: without a service, a prompt takes {uneven:.3g} s, and "
-            f"{best:.3g} s with --set explore.prompts={even}"
+            f"{prompts} prompts do not divide by {alone} GPUs: without a service, a prompt takes {now:.3g} s, and "
+            f"{then:.3g} s with --set explore.prompts={even}"
         )
     if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:
         explore = config.explore.model_copy(update={"steps": _FITTED_STEPS})
