@@ -88,11 +88,11 @@ def test_the_lora_of_a_run_is_loaded_as_the_page_shows(tmp_path: Path, monkeypat
     (block,) = [block for block in blocks("docs/train.md", "python") if block.title == "lora.py"]
     assert "(docs/train.md)" in (ROOT / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    Path("runs/healthy").mkdir(parents=True)
+    Path("runs/first").mkdir(parents=True)
     backbone, images = load_backbone("mini-sana"), []
     for size in (0.0, 0.3):
         adapter = encode_for_diffusers(random_adapter(backbone, 0, size=size))
-        Path("runs/healthy/lora.safetensors").write_bytes(adapter)
+        Path("runs/first/lora.safetensors").write_bytes(adapter)
         names: dict[str, Any] = {}
         torch.manual_seed(0)
         exec(compile(block.text, block.page, "exec"), names)
