@@ -61,8 +61,7 @@ def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
 def test_other_commands_exist() -> None:
     others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
-    locks = {"deploy/vllm-omni.lock", "deploy/rewards/imagereward/requirements.lock"}
-    files = {"deploy/gpu.env", "deploy/alerts.yml", "deploy/kubernetes.yaml", *locks}
+    files = {"deploy/gpu.env", "deploy/alerts.yml", "deploy/kubernetes.yaml", "deploy/vllm-omni.lock"}
     assert {"scripts/prove-images", "deploy/make-secrets", *files} == set(paths)
     assert all((ROOT / path).stat().st_mode & 0o111 for path in set(paths) - files)
     assert all((ROOT / path).is_file() for path in paths)
