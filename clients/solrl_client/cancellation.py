@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Cancellation(threading.Event):
-    """An event. Setting it also cancels the future that a thread waits for within `run`."""
+    """An event. Setting it also cancels the future that a thread waits for by `result_of` within `run`."""
 
     def __init__(self) -> None:
         super().__init__()

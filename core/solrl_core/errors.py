@@ -72,7 +72,7 @@ class AdapterError(SolrlError, ValueError):
 
 
 class FidelityError(SolrlError, ValueError):
-    """The scores of a run's explored candidates hardly say which of them are best in BF16."""
+    """Exploration ranks candidates too differently from BF16 to choose by it."""
 
 
 class MismatchError(SolrlError, ValueError):

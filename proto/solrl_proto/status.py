@@ -21,7 +21,7 @@ Thumbnail = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]+={0,2}$", 
 
 
 class Spread(Message):
-    """A reward of the samples that were trained on: all of them, the best half and the worst half of each prompt."""
+    """Mean reward of the trained samples: of all, of the best half and of the worst half of each prompt."""
 
     mean: Figure
     best: Figure

@@ -11,7 +11,7 @@ from solrl_client.retries import OnWait, ignore
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.policy.update import Updater
-from solrl_trainer.prompts.prompt_sets import PromptSet, prompts_of_run, say_covered
+from solrl_trainer.prompts.prompt_sets import PromptSet, log_covered, prompts_of_run
 from solrl_trainer.ranks.communicator import Communicator, pick_device
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.rollouts.models import Models
@@ -128,9 +128,9 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
         logger.info(f"prompts of an iteration: {sources_text(config, train)}")
     with open_source(config, train, world, on_wait) as source:
         session = connect(config, source, train, held_out)
-        say_covered(held_out, config.evaluate.prompts, "evaluated")
+        log_covered(held_out, config.evaluate.prompts, "evaluated")
         if session.measures_fidelity:
-            say_covered(held_out, config.evaluate.fidelity_prompts, "of rank fidelity")
+            log_covered(held_out, config.evaluate.fidelity_prompts, "of rank fidelity")
         read = {"training": train.all, "held-out": session.test_prompts}
         warn_of_long_prompts(session.models.backbone, read)
         warn_of_unread_prompts(source.device.image_scorer.rewards, read)

@@ -72,7 +72,7 @@ def require_one(model: str | None, checkpoint: str | None) -> None:
 
 
 def processor_of(model: str | None, processor: str | None, default: str) -> str:
-    """Folder or hub id of a tokenizer or processor: the one given, that of the model's folder, or the published one."""
+    """`processor`, else `model` if it is a folder, else `default`."""
     return processor or (model if model and Path(model).is_dir() else default)
 
 

@@ -67,11 +67,7 @@ def checks_prompts(check: Callable[[str, Mapping[str, Any]], object]) -> Callabl
 
 
 def require_judgeable(reward: Any, text: str, metadata: Mapping[str, Any]) -> None:
-    """Refuse a prompt that a reward, or a class of rewards, cannot judge by.
-
-    Raises:
-        PromptError: with the reason.
-    """
+    """Raise PromptError if a reward cannot score images of this prompt; takes a loaded reward or its class."""
     check = getattr(reward, _PROMPT_CHECK, None)
     try:
         if check is not None:

@@ -52,7 +52,7 @@ class StochasticSolver(Solver):
 
     @abstractmethod
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors of x and velocity in the mean of x', and its standard deviation; float64 of the levels' shape."""
+        """Factors (a, b, c) in x' = a·x + b·velocity + c·noise; float64 of the levels' shape."""
 
     def log_density(self, value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         """Log-probability [B] of a step to `value` [B, ...], a mean over all other axes."""
@@ -114,7 +114,7 @@ class ScaledSde(StochasticSolver):
         """s² of steps between these noise levels, float64 of their shape."""
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Coefficients of the step in the class's docstring."""
+        """Factors (a, b, c) in x' = a·x + b·velocity + c·noise."""
         dt = sigma_next - sigma
         variance = self.squared_diffusion(sigma, sigma_next)
         of_x = 1 + variance / (2 * sigma) * dt
@@ -159,7 +159,7 @@ class Cps(StochasticSolver):
         self._angle = eta * math.pi / 2
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Coefficients of the step in the class's docstring."""
+        """Factors (a, b, c) in x' = a·x + b·velocity + c·noise."""
         of_noise = sigma_next * math.cos(self._angle)
         of_clean = 1 - sigma_next
         return of_clean + of_noise, of_noise * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)

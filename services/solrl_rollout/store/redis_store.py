@@ -374,7 +374,7 @@ def log_damage(place: str, fault: str) -> None:
 
 
 def intact(place: str, reply: Any) -> Any:
-    """A reply; None if it is the error of a key of another type."""
+    """Redis' reply, or None (logged) if it is an error, as for a key of another type."""
     if not isinstance(reply, Exception):
         return reply
     log_damage(place, str(reply))

@@ -29,7 +29,11 @@ KEPT_ACTIVITY_S = 60
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's last reported iteration and its revision: microseconds since 1970 by the store's clock, increasing."""
+    """The last reported iteration of a run.
+
+    Attributes:
+        revision: time of that report in µs since 1970 by the store's clock, strictly increasing.
+    """
 
     revision: int
     last: Point

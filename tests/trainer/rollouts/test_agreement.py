@@ -5,7 +5,7 @@ import torch
 from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.service.requirements import note_arithmetic
+from solrl_trainer.service.requirements import log_arithmetic
 from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.session import open_session
 from tests.support.service_helpers import running_service
@@ -25,7 +25,7 @@ OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}
     ],
 )
 def test_a_difference_is_noted(theirs: dict[str, str] | None, said: str | None, notes: list[str]) -> None:
-    note_arithmetic(ModelInfo.model_construct(arithmetic=theirs), OURS)
+    log_arithmetic(ModelInfo.model_construct(arithmetic=theirs), OURS)
     if said is None:
         assert notes == []
         return

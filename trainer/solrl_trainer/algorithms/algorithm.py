@@ -22,7 +22,7 @@ from solrl_trainer.algorithms.training_data import BatchT, TrainingData
 if TYPE_CHECKING:
     import torch
 
-AT = "@"
+AT_LEVEL = "@"
 """Between a figure's name and its noise level. The figure `@LEVEL`, the share of points at the level, divides it."""
 
 FixedPolicy = Literal["old", "reference"]

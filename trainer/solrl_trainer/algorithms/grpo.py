@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 from solrl_proto.rollouts import Eta, SdeKind, StochasticSteps, check_eta
 
-from solrl_trainer.algorithms.algorithm import AT, Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import AT_LEVEL, Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.section import Positive
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch, Window, WindowOrder
 
@@ -130,8 +130,8 @@ def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, 
     gap, figures = (recomputed - batch.log_prob).abs(), {}
     for level in batch.levels:
         here = (batch.sigma == level).to(gap.dtype)
-        figures[f"gap{AT}{level:.4f}"] = (gap * here).mean()
-        figures[f"{AT}{level:.4f}"] = here.mean()
+        figures[f"gap{AT_LEVEL}{level:.4f}"] = (gap * here).mean()
+        figures[f"{AT_LEVEL}{level:.4f}"] = here.mean()
     return figures
 
 

@@ -20,7 +20,7 @@ from solrl_trainer.evaluation.evaluate import evaluate, shown_seed
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.policy.progress import OnProgress
 from solrl_trainer.prompts.prompt_rewards import scored_prompts, weights_per_prompt
-from solrl_trainer.prompts.prompt_sets import prompts_of_run, say_covered
+from solrl_trainer.prompts.prompt_sets import log_covered, prompts_of_run
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.evaluations import Evaluation, compare, verdicts
@@ -103,7 +103,7 @@ def evaluate_run(
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
     version = best_version(folder) if checkpoint is None else checkpoint
     stored = checkpoints.require(folder / "checkpoints", version, world)
-    say_covered(whole, settings.prompts, "evaluated")
+    log_covered(whole, settings.prompts, "evaluated")
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)
     backbone = load_backbone(config.model, device=device, revision=config.revision, size=config.generate.size)

@@ -57,7 +57,7 @@ def weights_per_prompt(
 
 
 def mean_weights(prompts: Sequence[PromptItem], rewards: Mapping[str, float]) -> dict[str, float]:
-    """Trained reward → its mean weight for these prompts; empty if all have the weights of the run."""
+    """Mean weight of each trained reward over these prompts; {} if no prompt has weights of its own."""
     each = [prompt_weights(prompt, rewards) for prompt in prompts]
     if all(weights == run_weights(rewards) for weights in each):
         return {}

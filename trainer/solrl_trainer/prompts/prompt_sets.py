@@ -317,7 +317,7 @@ def groups_of(prompts: Sequence[PromptItem]) -> tuple[str, dict[str, list[Prompt
     return best
 
 
-def say_covered(held_out: PromptSet, count: int, which: str) -> None:
+def log_covered(held_out: PromptSet, count: int, which: str) -> None:
     """Say which part of the held-out prompts a sample covers."""
     if covered := held_out.covered(count):
         logger.info(f"held-out prompts {which}: {covered}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from solrl_proto.status import Estimate, HeldOut, IterationReport, RunSettings, Samples, ScoringTime, Spread
 
-from solrl_trainer.algorithms.algorithm import AT, without_spread
+from solrl_trainer.algorithms.algorithm import AT_LEVEL, without_spread
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation, compare
 from solrl_trainer.run_folder.figures import TRAINED_SUM
@@ -26,7 +26,7 @@ def _objective(figures: Mapping[str, float]) -> dict[str, Any]:
     """The algorithm's figures by key; those by noise level are one mapping, of the levels that were trained."""
     objective: dict[str, Any] = {}
     for key, value in figures.items():
-        name, at, level = key.partition(AT)
+        name, at, level = key.partition(AT_LEVEL)
         if not at:
             objective[f"objective/{name}"] = value
         elif name and (share := figures[at + level]):

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 def flattened(prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> tuple[list[PromptItem], list[int]]:
-    """Prompt and seed of each candidate of groups with these."""
+    """Lists of all candidates' prompts and seeds, group after group."""
     rows = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
     return [prompt for prompt, _ in rows], [seed for _, seed in rows]
 

@@ -164,7 +164,7 @@ def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapp
     check_digests(hosted.digests, ours)
 
 
-def note_arithmetic(model: ModelInfo, ours: Mapping[str, str]) -> None:
+def log_arithmetic(model: ModelInfo, ours: Mapping[str, str]) -> None:
     """Say in what the service's arithmetic differs from this process's: equal seeds then differ by rounding."""
     if model.arithmetic is None:
         logger.info("the service does not report what changes its rounding: equal seeds may differ by it")

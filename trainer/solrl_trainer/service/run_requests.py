@@ -97,8 +97,8 @@ class RunRequests:
         requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.model.frames > 1:  # of which an answer has room for few
             each, kind = zip(prompts, seeds, strict=True), "webp"
-            requests = [([prompt], [of[i : i + 2]]) for prompt, of in each for i in range(0, len(of), 2)]
-        answers = [self._answer(part, version, {"seeds": of}, plan, images=kind) for part, of in requests]
+            requests = [([prompt], [row[i : i + 2]]) for prompt, row in each for i in range(0, len(row), 2)]
+        answers = [self._answer(part, version, {"seeds": rows}, plan, images=kind) for part, rows in requests]
         groups = [group for answer in answers for group in answer.groups]
         size = self.model.height, self.model.width, self.model.frames
         images = torch.cat([for_showing(image[None]) for group in groups for image in self._images(group, size)])

@@ -30,7 +30,7 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic, reward_specs
+from solrl_trainer.service.requirements import check_hosted, check_size, log_arithmetic, reward_specs
 from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
 from solrl_trainer.service.wait_note import WaitNote
 from solrl_trainer.settings.config import RunConfig
@@ -71,7 +71,7 @@ def open_service_source(
         check_hosted(served, resolve_rewards(config.service_rewards(train.all))[0], digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
-        note_arithmetic(served, arithmetic(loaded.backbone.device))
+        log_arithmetic(served, arithmetic(loaded.backbone.device))
         if config.explores_here and config.explore.precision == "auto":
             common = common_precision(served, loaded.backbone.device)
             logger.info("the service and this device explore in %s", common)
@@ -118,7 +118,7 @@ class _Prefetch:
     """An exploration that has begun.
 
     Attributes:
-        prompts: the first of the rank, which this device explores.
+        prompts: this device's share of the rank's prompts, the first ones; the service has the rest.
         arrived: what the service has sent, to the summary, or its error.
         groups: of this device, once it has explored `prompts`.
     """

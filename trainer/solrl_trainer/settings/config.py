@@ -347,7 +347,7 @@ class RunConfig(Section):
 
     @property
     def bindings(self) -> tuple[ModelBinding, ...]:
-        """Models and settings that the exploration plan and its fitted solver are bound to."""
+        """What the exploration plan and the fitted solver were calibrated for."""
         fitted = self.explore.fitted.fitted_for if self.explore.fitted is not None else None
         return tuple(bound for bound in (self.explore.calibrated_for, fitted) if bound is not None)
 
