@@ -212,17 +212,16 @@ def _module_of(file: Path, attribute: str) -> str:
 
 
 def _contents(module: str, file: Path) -> str:
-    """The public functions and classes of a module's file, as "one of my_rewards:red, my_rewards:RedShare"."""
+    """The public functions and classes of a module's file, as "my_rewards:red or my_rewards:RedShare"."""
     try:
         body = ast.parse(file.read_bytes()).body
     except (SyntaxError, ValueError, OSError):
         body = []
     defined = [part.name for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
-    listed = ", ".join(f"{module}:{name}" for name in defined if not name.startswith("_"))
-    return f"one of {listed}" if listed else f"{module}:NAME"
+    return " or ".join(f"{module}:{name}" for name in defined if not name.startswith("_")) or f"{module}:NAME"
 
 
-def _hints(target: type) -> Mapping[str, Any]:
+def _hints(target: Any) -> Mapping[str, Any]:
     """Annotations of a class's options; none if they cannot be evaluated."""
     try:
         return get_type_hints(target.__init__)

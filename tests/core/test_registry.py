@@ -100,10 +100,10 @@ def test_modules_of_the_current_folder_are_found_or_told_with_the_places(here: P
     (here / "my_things.py").write_text("def thing(): pass\nclass Other: pass\ndef _helper(): pass\n")
     for name, cure in (
         ("./my_things.py:thing", f"a file; expected its module my_things:thing: .*PYTHONPATH={here}"),
-        ("my_things.py", f"a file; expected one of my_things:thing, my_things:Other: .*PYTHONPATH={here}"),
+        ("my_things.py", f"a file; expected my_things:thing or my_things:Other: .*PYTHONPATH={here}"),
         ("other.py:thing", f"expected package.module:attribute; there is no file {here}/other.py"),
-        ("my_things", "a module; expected one of my_things:thing, my_things:Other"),
-        ("my_things:", "a module; expected one of my_things:thing, my_things:Other"),
+        ("my_things", "a module; expected my_things:thing or my_things:Other"),
+        ("my_things:", "a module; expected my_things:thing or my_things:Other"),
         ("my_more", "a module; expected my_more:NAME"),
     ):
         with pytest.raises(ValueError, match=f"{cure}$"):
