@@ -66,9 +66,7 @@ def headings(page: Path) -> set[str]:
 
 EVIDENCE = ["docs/findings.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/evidence/*.md"))]
 LINK = re.compile(r"\]\([^)]*\)")
-NOT_COUNTED = re.compile(
-    r"`[^`]*`|\[[^\]A-Za-z]*,[^\]A-Za-z]*\]|\([\d.]+ to [\d.]+\)|\d+-in-\d+|\b[A-Z][A-Za-z]*\.?\d[\d.]*"
-)
+NOT_COUNTED = re.compile(r"`[^`]*`|\[[^\]A-Za-z]*,[^\]A-Za-z]*\]|\d+-in-\d+|\b[A-Z][A-Za-z]*\.?\d[\d.]*")
 """Code, intervals, and names with digits, which are no figures."""
 
 
