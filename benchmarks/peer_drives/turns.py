@@ -45,7 +45,7 @@ class Learning:
     """Settings of trainings whose rewards are compared. The samples of a prompt are a batch."""
 
     reward: str = "clipscore"
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-3
     timestep_fraction: float = 0.3
 
 
