@@ -22,8 +22,10 @@ SETTINGS = ("explore.precision=fp8", "explore.steps=4")
 """Four steps, which a calibration has fitted."""
 
 
-def speeds(seconds: Mapping[str, float], serving: int, training: int) -> tuple[float, float, float]:
-    """Speeds of a layout, relative to as many GPUs that do everything, and the share that its service explores.
+def speeds(seconds: Mapping[str, float], serving: int, training: int) -> tuple[float, float]:
+    """Speed of a layout, relative to as many GPUs that do everything, and the share that its service explores at best.
+
+    A share below 1 gives a speed of 1.
 
     Args:
         seconds: of one prompt on one GPU, by phase.
@@ -31,30 +33,29 @@ def speeds(seconds: Mapping[str, float], serving: int, training: int) -> tuple[f
         training: GPUs that train.
 
     Returns:
-        Speed if the service explores every prompt, speed at the best share, and that share.
+        Speed if the service explores every prompt, and the best share.
     """
     explore, total = seconds["explore"], sum(seconds.values())
     alone = total / (serving + training)
     plain = max(explore / serving, (total - explore) / training)
-    share = min(1.0, alone * serving / explore)
-    best = (total - share * explore) / training
-    return alone / plain, alone / best, share
+    return alone / plain, min(1.0, alone * serving / explore)
 
 
 def layouts() -> str:
-    """The table in Markdown."""
+    """The table in Markdown. In a cell with *, that value as `explore.share` gives 1; equal layouts share a row."""
     prompts = {
         shape: seconds_of_prompt(resolve(f"{model}/fast/clipscore", overrides=SETTINGS).config, shape)
         for shape, model in zip(SHAPES, ("flux1", "sd3", "sana"), strict=True)
     }
-    rows = []
+    rows: dict[tuple[str, ...], list[str]] = {}
     for serving, training in LAYOUTS:
         cells = []
         for seconds in prompts.values():
-            plain, best, share = speeds(seconds, serving, training)
-            cells.append(f"{plain:.2f}" + (f"; {best:.2f} at {share:.2f}" if share < 1 else ""))
-        rows.append((f"{serving} + {training}", *cells))
-    return "\n".join(table(("GPUs that serve + train", *SHAPES.values()), rows))
+            plain, share = speeds(seconds, serving, training)
+            cells.append(f"{plain:.2f}" + ("*" if share < 1 else ""))
+        rows.setdefault(tuple(cells), []).append(f"{serving} + {training}")
+    heads = ("GPUs that serve + train", *SHAPES.values())
+    return "\n".join(table(heads, ((", ".join(names), *cells) for cells, names in rows.items())))
 
 
 if __name__ == "__main__":
