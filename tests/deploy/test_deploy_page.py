@@ -37,9 +37,7 @@ PATHS = json.loads((ROOT / "proto" / "openapi.json").read_text())["paths"]
 
 @pytest.mark.parametrize("line", [*COMPOSE, *INLINE])
 def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
-    words = [
-        word for word in shlex.split(line.partition(" > ")[0].partition(" < ")[0]) if not re.match("[A-Z_]+=", word)
-    ]
+    words = [word for word in shlex.split(re.split(" [<>|] ", line)[0]) if not re.match("[A-Z_]+=", word)]
     assert words[:2] == ["docker", "compose"]
     profiles, words = set(), words[2:]
     while words[0].startswith("--"):

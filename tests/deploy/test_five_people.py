@@ -16,8 +16,11 @@ from tests.support.service_helpers import running_service
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/five-people.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-PROGRAMS = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-"""Environment in which a shell finds the programs of these tests' interpreter."""
+PROGRAMS = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "HF_TOKEN": "hf_operator",
+}
+"""Environment in which a shell finds the programs of these tests' interpreter; with the operator's hub token."""
 PEOPLE = ("alice", "bob", "carol", "dave", "erin")
 DOCKER = """
 docker() {
@@ -25,6 +28,7 @@ docker() {
     [ $# -eq 0 ] || solrl-rollout "$@" --file tokens.json
 }
 sudo() { :; }
+nvidia-smi() { printf 'GPU-%s\n' a b c d e f g h; }
 """
 
 
@@ -66,6 +70,7 @@ def test_people_see_their_own_runs_and_prometheus_reads_metrics(node: Path) -> N
 def test_the_quotas_reach_the_service_and_fit_redis(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line for line in (node / ".env").read_text().splitlines() if not line.startswith("#")]
     env = dict(line.split("=", 1) for line in lines)
+    assert len(env) == len(lines), "each variable once"
     services = load(ROOT / "docker-compose.yml", env)["services"]
     for name, value in services["rollout"]["environment"].items():
         if name.startswith("SOLRL_TENANT_"):
@@ -87,7 +92,8 @@ def test_the_page_s_hours_and_share_are_those_of_the_layout(node: Path) -> None:
         assert f"{hours} hours" in PAGE
     gpus = re.search(r"CUDA_VISIBLE_DEVICES=(\S+) solrl-rollout serve", printed)
     assert gpus is not None
-    assert f"SOLRL_ROLLOUT_GPU={gpus[1]}\n" in (node / ".env").read_text()
+    uuids = ",".join(f"GPU-{'abcdefgh'[int(gpu)]}" for gpu in gpus[1].split(","))
+    assert f"SOLRL_ROLLOUT_GPU={uuids}\n" in (node / ".env").read_text()
     (share,) = set(re.findall(r"explore\.share=([\d.]+)", printed))
     assert f"--set explore.share={share}" in PAGE
     assert f"SOLRL_EXPLORE_SHARE={share}\n" in (node / ".env").read_text()

@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 import socket
+import socketserver
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,14 +34,30 @@ pytestmark = [
 ]
 
 
+class Names(socketserver.UDPServer):
+    """A DNS that answers each question with `address`, as Docker's does for `rollout`."""
+
+    address = "127.0.0.1"
+
+
+class _Question(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        question, sock = self.request
+        assert isinstance(self.server, Names)
+        head = question[:2] + b"\x81\x80" + question[4:6] + b"\0\1\0\0\0\0"
+        answer = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(self.server.address)
+        sock.sendto(head + question[12:] + answer, self.client_address)
+
+
 @dataclass(frozen=True)
 class Proxy:
-    """A running nginx, its port, its certificate, what trusts that, and the service behind it."""
+    """A running nginx, its port, certificate, what trusts that, the service behind it, and the DNS that it asks."""
 
     port: int
     certificate: Path
     trust: ssl.SSLContext
     behind: Guarded
+    names: Names
 
     def connect(self) -> ssl.SSLSocket:
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=600)
@@ -63,11 +81,13 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     command = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=localhost"
     command += f" -addext subjectAltName=DNS:localhost -keyout {folder}/tls_key -out {certificate}"
     subprocess.run(command.split(), check=True, capture_output=True)
-    with guarded_service(folder) as behind:
+    with guarded_service(folder) as behind, Names(("127.0.0.1", 0), _Question) as names:
+        threading.Thread(target=names.serve_forever, daemon=True).start()
         text = CONFIGURATION.read_text()
         for written, instead in (
             ("/tmp/", f"{folder}/"),
-            ("rollout:8100", f"127.0.0.1:{behind.service.port}"),
+            ("127.0.0.11 valid=10s", f"127.0.0.1:{names.server_address[1]} valid=1s"),
+            ("rollout:8100", f"rollout:{behind.service.port}"),
             ("listen 8443", f"listen 127.0.0.1:{port}"),
             ("/run/secrets/", f"{folder}/"),
             ("addresses 64", f"addresses {PER_ADDRESS}"),
@@ -80,7 +100,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([*command.split(), "-g", "daemon off;"], stderr=log)
         try:
-            found = Proxy(port, certificate, ssl.create_default_context(cafile=certificate), behind)
+            found = Proxy(port, certificate, ssl.create_default_context(cafile=certificate), behind, names)
             while process.poll() is None:
                 try:
                     found.connect().close()
@@ -92,6 +112,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         finally:
             process.terminate()
             process.wait()
+            names.shutdown()
 
 
 def test_requests_and_streams_pass_and_a_stranger_is_refused_before_the_body(proxy: Proxy) -> None:
@@ -107,6 +128,25 @@ def test_requests_and_streams_pass_and_a_stranger_is_refused_before_the_body(pro
         sock.sendall(proxy.post("Content-Length: 100000", token="solrl_guessed"))
         status, _, body = read_response(sock)
     assert (status, json.loads(body)["type"]) == (401, "urn:solrl:problem:unauthenticated")
+
+
+def test_nginx_follows_the_service_to_a_new_address(proxy: Proxy) -> None:
+    with proxy.client() as client:
+        for address, status in (("127.0.0.9", httpx.codes.BAD_GATEWAY), ("127.0.0.1", httpx.codes.OK)):
+            proxy.names.address = address
+            while client.get("/health/live").status_code != status:
+                continue
+
+
+def test_the_log_has_the_address_of_the_client(proxy: Proxy) -> None:
+    headers = proxy.behind.headers("a") | {"X-Request-ID": "from-elsewhere"}
+    with httpx.Client(transport=httpx.HTTPTransport(verify=proxy.trust, local_address="127.0.0.2")) as client:
+        client.get(f"https://localhost:{proxy.port}/v1/models", headers=headers)
+    line = None
+    while line is None:
+        lines = proxy.behind.service.log.read_text().splitlines()
+        line = next((line for line in lines if "from-elsewhere" in line), None)
+    assert json.loads(line)["client"] == "127.0.0.2"
 
 
 def test_a_client_trusts_the_authority_that_the_environment_names(

@@ -227,10 +227,10 @@ def test_the_alerts_query_existing_metrics_labels_and_routes_and_the_page_lists_
     labels["up"] = {"job"}
     routes = json.loads((ROOT / "proto/openapi.json").read_text())["paths"]
     for rule in group["rules"]:
-        # Those of redis_exporter are its own.
-        asked = re.findall(r"\b(up|solrl_\w+|redis_\w+)(?:\{(.*?)\})?", rule["expr"])
+        # Those of redis_exporter and node_exporter are their own.
+        asked = re.findall(r"\b(up|solrl_\w+|redis_\w+|node_\w+)(?:\{(.*?)\})?", rule["expr"])
         assert asked, rule
-        ours = [(name, matchers) for name, matchers in asked if not name.startswith("redis_")]
+        ours = [(name, matchers) for name, matchers in asked if not name.startswith(("redis_", "node_"))]
         known = {"instance"}.union(*(labels[name] for name, _ in ours))
         assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= known
         for name, matchers in ours:
