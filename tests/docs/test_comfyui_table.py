@@ -8,7 +8,7 @@ from solrl_trainer.settings.presets import resolve
 from tests.docs.fences import ROOT
 
 PAGE = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
-TABLE = PAGE.partition("### What ComfyUI loads")[2]
+TABLE = PAGE.partition("### Settings to draw with in ComfyUI")[2]
 ROWS = re.findall(r"^\| [^`|]+ \| (`.*?`) \| \d[^|]* \| `(\w+)` \| (.*) \| (\d+) \|$", TABLE, re.MULTILINE)
 
 

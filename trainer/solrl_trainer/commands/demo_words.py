@@ -29,9 +29,9 @@ _MOST = 8
 
 HANDICAP = (
     "mini-text could spell: its captions were garbled on purpose, so that reinforcement learning has something to "
-    "mend. With guidance 3, the untrained model reads 79.5 % right."
+    "mend. With guidance 3, Tesseract reads 79.5 % of the untrained model's words right."
 )
-"""What the gain must be seen beside; the figure is of Tesseract, on the model's card."""
+"""What the gain must be seen beside; the figure is on the model's card."""
 NEXT = (
     ("words of your own", "solrl-train run --preset mini-text/fast/ocr --set prompts=my_words"),
     (
