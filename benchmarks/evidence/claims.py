@@ -165,7 +165,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "sana": pooled[FAST]["time"]["sana"]["90%"],
         "sol_rl_sd3": pooled["Sol-RL as published"]["time"]["sd3"]["90%"],
         "ahead": {
-            arm: " and ".join(world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["low"] > 1)
+            arm: ", ".join(world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["low"] > 1)
             for arm in ("best plain", "fast without exploring")
         },
         "six_steps": over(pooled[FAST]["time"]["flux"]["90%"], six_steps / pooled[FAST]["seconds"]),
