@@ -155,13 +155,17 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
 
 def test_the_command_tells_of_whole_iterations_and_of_a_fitted_plan() -> None:
     rows = json.loads((ROOT / "benchmarks/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
-    longer = []
+    loop = json.loads((ROOT / "benchmarks/results/fast.json").read_text(encoding="utf-8"))["loop"]
+    longer, of_fast = [], []
     for model, measured in (("flux1", "flux"), ("sd3", "sd3"), ("sana", "sana")):
+        fast = resolve(f"{model}/fast/imagereward", overrides=["explore.precision=fp8"]).config
+        of_fast.append(loop[measured]["clock"] / (fast.explore.prompts * stages(fast, RATES[model]).total) - 1)
         config = resolve(f"{model}/sol_rl/imagereward").config
         own = {row["part"]: row["s"] for row in rows if row["model"] == measured and row["gpus"] == 1}
         longer.append((own["sol_rl"] + own["training"]) / stages(config, RATES[model]).total - 1)
     shown = layout("--preset", "flux1/sol_rl/hpsv2")
-    assert f"took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in shown
+    assert f"of sol_rl took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in shown
+    assert f"of fast {100 * min(of_fast):.0f} to {100 * max(of_fast):.0f} %" in shown
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2")
     (hours,) = re.findall(r"^with 4 steps .* ([\d.]+) h per run$", layout(*words), re.MULTILINE)
     shown = layout(*words, "--set", "explore.steps=4")
