@@ -18,6 +18,6 @@ REWARDS: Registry[Any] = Registry(
         "ocr": "solrl_core.rewards.ocr:Ocr",
         "pickscore": "solrl_core.rewards.pickscore:PickScore",
     },
-    wrong=lambda found: None if callable(found) else "a function of images, prompts and metadata, or a class of such",
+    wrong=lambda reward: None if callable(reward) else "a function of images, prompts and metadata, or a class of such",
 )
 """Reward functions, and classes that construct them."""

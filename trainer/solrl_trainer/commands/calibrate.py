@@ -193,7 +193,7 @@ def content(
         "reference": name(reference),
         "chosen": name(chosen.plan) if chosen else None,
         "verdict": list(conclusion),
-        "plans": [_row(one) for one in measured],
+        "plans": [_row(plan) for plan in measured],
     }
 
 

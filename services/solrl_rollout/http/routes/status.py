@@ -59,7 +59,7 @@ async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
         queue=_queue(service, waiting),
         throughput=service.engine.scheduler.throughput.of_tenant(tenant, busy=busy),
         runs=tuple(statuses),
-        revision=max((one.revision for one in progress.values()), default=0),
+        revision=max((iteration.revision for iteration in progress.values()), default=0),
     )
 
 
@@ -101,9 +101,9 @@ def _queue(service: Service, chunks: Sequence[Chunk]) -> QueueStatus:
     ordered = sorted(waiting.items(), key=lambda item: item[1][1])
     runs = tuple(Waiting(run=run, candidates=n, age=round(now - since, 2)) for run, (n, since) in ordered)
     return QueueStatus(
-        candidates=sum(one.candidates for one in runs),
+        candidates=sum(run.candidates for run in runs),
         limit=service.settings.most_queued,
-        oldest=max((one.age for one in runs), default=0.0),
+        oldest=max((run.age for run in runs), default=0.0),
         runs=runs,
     )
 
