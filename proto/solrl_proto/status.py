@@ -114,6 +114,8 @@ class Point(Message):
     """The time of each reward, and where it ran."""
     planned: Version | None = None
     """Planned iterations of the run."""
+    ended: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Why the run ended with this iteration, before the planned ones."""
     held_out: Annotated[tuple[HeldOut, ...], Field(max_length=2, fail_fast=True)] = ()
     """Evaluations of the version that the iteration produced, and of version 0 before the first iteration."""
     settings: RunSettings | None = None

@@ -53,7 +53,7 @@ class Service:
         self.adapters = Adapters(
             store, AdapterMemory(settings.max_queued_adapter_bytes, settings.tenant_queued_adapter_bytes)
         )
-        metrics.watch_store(store.sizes)
+        metrics.watch_store(store.sizes, settings.tenant_adapter_bytes)
         self.curves = OverviewCurves(store)
         self.started_at = time.monotonic()
         self.draining = False

@@ -115,6 +115,20 @@ def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService
     assert len(notes) == 1
 
 
+@pytest.mark.parametrize("answer", [ARRIVED, REFUSED], ids=["new", "older"])
+def test_an_early_end_comes_with_its_reason_and_an_older_service_keeps_what_it_shows(
+    service: HostileService, notes: list[str], answer: Answer
+) -> None:
+    with reporting(service, [ARRIVED, answer], notes) as reporter:
+        reporter.ended("resumed, and nothing trained")
+        reporter.evaluated(evaluation(0))
+        reporter.report(iteration_record(0))
+        reporter.ended("no new best")
+    assert brought(service) == [(0, True, [0])] * 2
+    assert [json.loads(body).get("ended") for body in service.bodies if body] == [None, "no new best"]
+    assert len(notes) == (answer is REFUSED)
+
+
 def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileService, notes: list[str]) -> None:
     many = tiny_config(f"rewards=[{', '.join(f'reward{i}' for i in range(17))}]")
     with reporting(service, [ARRIVED, ARRIVED], notes, many) as reporter:

@@ -143,6 +143,7 @@ def train(
             evaluate_along(session, log, iteration, before)
             if (stopped := stopped_at(session, log, iteration)) is not None:
                 trained = iteration
+                log.ended(stopped)
                 break
             samples = pictures = None  # frees the previous iteration's
             measure_fidelity(session, log, iteration)

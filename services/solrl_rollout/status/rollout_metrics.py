@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -19,8 +19,9 @@ from solrl_http.request_metrics import RequestMetrics
 from solrl_rollout.store.errors import StoreUnavailableError
 
 SHOWN_RUNS = 10
-"""Number of runs in `solrl_run_share` and `solrl_adapter_lag_versions`: the runs with the most recent engine time."""
+"""Number of runs with metrics of their own: the runs with the most recent engine time."""
 _TRACKED_RUNS = 256
+_NO_RUN = "-"  # work without an adapter
 _SIZES_S = 2.0  # seconds that a scrape waits for the store
 _HALF_LIFE = 300.0  # seconds until engine time counts for half
 
@@ -39,6 +40,7 @@ class _Run:
     at: float = 0.0
     head: int | None = None
     served: int | None = None
+    ended: bool = False
 
     def decayed(self, now: float) -> float:
         return self.seconds * math.exp2(-(now - self.at) / _HALF_LIFE)
@@ -55,6 +57,7 @@ class RolloutMetrics(RequestMetrics):
         self._queue: Callable[[], QueueState] = QueueState
         self._read_sizes: Callable[[], Awaitable[Mapping[str, int]]] | None = None
         self._sizes: Mapping[str, int] = {}
+        self._quota: int | None = None
 
         labels = ("model", "precision")
         self._candidates = self._counter("candidates", "Candidates generated and scored.", "tenant", *labels)
@@ -82,9 +85,12 @@ class RolloutMetrics(RequestMetrics):
         """Read the queue's state with `read` at every scrape."""
         self._queue = read
 
-    def watch_store(self, read: Callable[[], Awaitable[Mapping[str, int]]]) -> None:
-        """Read each tenant's stored bytes with `read` at every scrape; none is shown if the store does not answer."""
-        self._read_sizes = read
+    def watch_store(self, read: Callable[[], Awaitable[Mapping[str, int]]], quota: int | None = None) -> None:
+        """Read each tenant's stored bytes with `read` at every scrape; none is shown if the store does not answer.
+
+        `quota`: most bytes of a tenant; None without a limit.
+        """
+        self._read_sizes, self._quota = read, quota
 
     async def update(self) -> None:
         """Read the sizes of all tenants' adapters in the store."""
@@ -114,7 +120,7 @@ class RolloutMetrics(RequestMetrics):
         self._reward.labels(model).observe(reward)
         now = time.monotonic()
         with self._lock:
-            load = self._run(tenant, run or "-")
+            load = self._run(tenant, run or _NO_RUN)
             load.seconds, load.at = load.decayed(now) + generate + reward, now
 
     def adapter_switched(self, model: str, precision: str, seconds: float) -> None:
@@ -133,6 +139,11 @@ class RolloutMetrics(RequestMetrics):
         with self._lock:
             load = self._run(tenant, run)
             load.served, load.head = version, head
+
+    def run_reported(self, tenant: str, run: str, *, ended: bool) -> None:
+        """Record whether a run's newest report was its last."""
+        with self._lock:
+            self._run(tenant, run).ended = ended
 
     def reward_failed(self, reward: str) -> None:
         """Count a chunk that a reward failed on."""
@@ -173,17 +184,25 @@ class RolloutMetrics(RequestMetrics):
         for tenant, size in self._sizes.items():
             stored.add_metric([tenant], size)
         yield stored
+        if self._quota is not None:
+            yield GaugeMetricFamily("solrl_tenant_adapter_limit_bytes", "Most bytes of each tenant.", self._quota)
         yield GaugeMetricFamily("solrl_queue_oldest_seconds", "Age of the oldest waiting chunk.", state.oldest)
         share = GaugeMetricFamily("solrl_run_share", "Share of recent engine time.", labels=["tenant", "run"])
         lag = GaugeMetricFamily(
             "solrl_adapter_lag_versions", "Newest version minus the version served last.", labels=["tenant", "run"]
         )
-        for name, part, behind in self._busiest():
+        idle = GaugeMetricFamily(
+            "solrl_run_idle_seconds",
+            "Time since the last candidates of a run that has not ended.",
+            labels=["tenant", "run"],
+        )
+        for name, part, run in self._busiest():
             share.add_metric(name, part)
-            if behind is not None:
-                lag.add_metric(name, behind)
-        yield share
-        yield lag
+            if run.head is not None and run.served is not None:
+                lag.add_metric(name, run.head - run.served)
+            if not run.ended and name[1] != _NO_RUN:
+                idle.add_metric(name, time.monotonic() - run.at)
+        yield from (share, lag, idle)
         memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "GPU memory by kind.", labels=["device", "kind"])
         for device, kind, size in [*gpu_memory(), *self._memory_of_workers()]:
             memory.add_metric([device, kind], size)
@@ -193,16 +212,12 @@ class RolloutMetrics(RequestMetrics):
         with self._lock:
             return [(name, kind, size) for name, kinds in self._worker_memory.items() for kind, size in kinds.items()]
 
-    def _busiest(self) -> list[tuple[tuple[str, str], float, int | None]]:
+    def _busiest(self) -> list[tuple[tuple[str, str], float, _Run]]:
         now = time.monotonic()
         with self._lock:
             weighed = sorted(((run.decayed(now), name) for name, run in self._runs.items()), reverse=True)
             total = sum(seconds for seconds, _ in weighed) or 1.0
-            busiest = [(name, seconds / total, self._runs[name]) for seconds, name in weighed[:SHOWN_RUNS]]
-            return [
-                (name, part, None if run.head is None or run.served is None else run.head - run.served)
-                for name, part, run in busiest
-            ]
+            return [(name, seconds / total, replace(self._runs[name])) for seconds, name in weighed[:SHOWN_RUNS]]
 
     def _run(self, tenant: str, run: str) -> _Run:
         """The record of a run. A new one replaces the run with the least recent engine time if the table is full."""

@@ -211,6 +211,12 @@ def test_the_page_follows_new_reports_and_progress_within_an_iteration(
             assert report_progress(explored) == 204
             page.wait(f"document.getElementById('activity').innerText.includes('explored {explored} of 1,152')")
         assert "regenerated 96 of 1,152" in page.see("document.getElementById('activity').innerText")
+        ended = newer.model_copy(update={"ended": "no new best in 3 iterations"})
+        assert tell(guarded, "shapes", ended).status_code == 204
+        page.wait("document.querySelector('#run .head').innerText.includes('ended early')")
+        assert "no new best in 3 iterations" in page.see("document.querySelector('#run .head').innerText")
+        assert "ended early" in page.see("document.querySelector('.card[aria-current=true]').innerText")
+        assert page.see("document.getElementById('activity').hidden")
         assert page.see(CUT) == []
         assert page.see("window.same")
         page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)

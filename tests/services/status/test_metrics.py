@@ -15,6 +15,7 @@ from solrl_http.tokens import Token
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
 from solrl_rollout.store.redis_store import RedisRunStore
+from tests.services.iteration_helpers import report
 from tests.services.security_helpers import Guarded, push
 from tests.services.store_helpers import adapter
 from tests.support.service_helpers import MODEL, Layout, adapter_file, rollout_request
@@ -40,6 +41,10 @@ def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(v for _, v in labels): value for (found, labels), value in samples.items() if found == name}
 
 
+async def _no_sizes() -> dict[str, int]:
+    return {}
+
+
 @pytest.fixture
 def metrics() -> RolloutMetrics:
     """RolloutMetrics with a value of every kind."""
@@ -47,6 +52,7 @@ def metrics() -> RolloutMetrics:
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
     made.chunk_finished("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
     made._sizes = {"a": 1000}
+    made.watch_store(_no_sizes, 4000)
     made.watch_tokens(lambda: [TOKEN, TOKEN.model_copy(update={"id": "11111111", "expires": None})])
     made.adapter_switched("mini", "nvfp4", 0.25)
     made.adapter_pushed("a", "demo", 7, 1000)
@@ -75,6 +81,7 @@ def test_recorded_numbers_become_metrics(metrics: RolloutMetrics) -> None:
     assert value(samples, "solrl_adapter_pushes_total", tenant="a") == 1
     assert value(samples, "solrl_adapter_bytes_total", tenant="a") == 1000
     assert value(samples, "solrl_tenant_adapter_bytes", tenant="a") == 1000
+    assert value(samples, "solrl_tenant_adapter_limit_bytes") == 4000
     assert TOKEN.expires is not None
     expiries = labelled(samples, "solrl_token_expiry_timestamp_seconds")
     assert expiries == {("a", TOKEN.id): TOKEN.expires.timestamp()}, "a token without an end has none"
@@ -121,6 +128,25 @@ def test_the_lag_follows_new_versions_and_rewinds() -> None:
     metrics.adapter_pushed("a", "demo", 0, 1)
     metrics.adapter_served("a", "demo", 0, head=0)
     assert lag() == {("demo", "a"): 0.0}
+
+
+def test_a_run_is_idle_until_it_reports_its_end(guarded: Guarded, layout: Layout) -> None:
+    def idle() -> set[tuple[str, ...]]:
+        samples = read(guarded.service.client.get("/metrics", headers=guarded.headers("admin")).text)
+        return {name for name in labelled(samples, "solrl_run_idle_seconds") if name[0] == "ends"}
+
+    def tell(iteration: int, **more: Any) -> None:
+        body = report(iteration, **more).model_dump(mode="json")
+        headers = guarded.headers("b")
+        assert guarded.service.client.post("/v1/runs/ends/iterations", json=body, headers=headers).status_code == 204
+
+    assert push(guarded, "b", "ends", adapter_file(layout, 1)).status_code == 201
+    assert idle() == {("ends", "b")}
+    for last in ({"ended": "no new best"}, {"planned": 2}):
+        tell(1, **last)
+        assert idle() == set()
+        tell(1)
+        assert idle() == {("ends", "b")}
 
 
 def test_a_service_counts_its_requests(guarded: Guarded) -> None:

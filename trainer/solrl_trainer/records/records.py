@@ -168,6 +168,7 @@ class IterationRecord:
         samples: Samples | None,
         held_out: Sequence[HeldOut] = (),
         settings: RunSettings | None = None,
+        ended: str | None = None,
     ) -> IterationReport:
         """Report of the iteration for the service.
 
@@ -175,6 +176,7 @@ class IterationRecord:
             planned: number of iterations of the whole run.
             samples: images for the page.
             held_out: evaluations since the report of the previous iteration.
+            ended: why the run ended with it, before the planned iterations.
         """
         return IterationReport(
             iteration=self.iteration,
@@ -188,6 +190,7 @@ class IterationRecord:
             seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
             scoring=self.scoring,
             planned=planned,
+            ended=ended,
             held_out=tuple(held_out),
             settings=settings,
             samples=samples,

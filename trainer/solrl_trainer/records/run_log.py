@@ -155,6 +155,11 @@ class RunLog:
             self._run[name] = self._run.get(name, 0.0) + seconds
         self._iteration.clear()
 
+    def ended(self, reason: str) -> None:
+        """The run ends before its planned iterations."""
+        if self._status is not None:
+            self._status.ended(reason)
+
     @contextmanager
     def measuring(self, version: int, name: str) -> Iterator[None]:
         """Show a measurement on held-out prompts; all of them are timed as "evaluate"."""

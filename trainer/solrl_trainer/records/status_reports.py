@@ -50,6 +50,7 @@ _COUNTS_EVERY = 3.0
 _NOT_VALID = 422
 _VALUE_LENGTH = 256
 _PROMPT_LENGTH = 1000
+_REASON_LENGTH = 512
 _THUMBNAIL_FRAMES = 12
 
 
@@ -80,6 +81,7 @@ class StatusReporter:
         self._settings: RunSettings | None = None
         self._held_out: list[HeldOut] = []
         self._reported: IterationRecord | None = None
+        self._ended: str | None = None
         self._arrived = False
         self._reports: list[IterationReport] = []
         self._counts: dict[str, Work] = {}
@@ -147,6 +149,10 @@ class StatusReporter:
         """Report an iteration."""
         self._work.put(lambda: self._report(record))
 
+    def ended(self, reason: str) -> None:
+        """Report the newest iteration as the last, and why."""
+        self._work.put(lambda: self._end(reason))
+
     def _run(self) -> None:
         with self._client:
             while (work := self._work.get()) is not None:
@@ -193,13 +199,18 @@ class StatusReporter:
         if self._reported is not None and self._reported.version == record.version:
             self._send(None)
 
+    def _end(self, reason: str) -> None:
+        if self._reported is not None:  # a resumed run may train no more
+            self._ended = reason[:_REASON_LENGTH]
+            self._send(None)
+
     def _send(self, samples: Samples | None) -> None:
         """Report the newest iteration with the evaluations around it; the first one brings the settings."""
         assert self._reported is not None
         run, planned = self._config.run, self._config.iterations
         self._arrived = False
         unconfirmed, self._unconfirmed = self._unconfirmed, False
-        report = self._reported.report(planned, samples, self._held_out[-2:], self._settings)
+        report = self._reported.report(planned, samples, self._held_out[-2:], self._settings, self._ended)
         earlier = [earlier_report for earlier_report in self._reports if earlier_report.iteration < report.iteration]
         self._reports = [*earlier, report.model_copy(update={"samples": None})]
         if unconfirmed:
@@ -210,7 +221,7 @@ class StatusReporter:
         try:
             self._client.report_iteration(run, report)
         except ProblemError as error:
-            if error.problem.status != _NOT_VALID:
+            if error.problem.status != _NOT_VALID or self._ended is not None:
                 raise
             # An older service does not know all of it, or it is too large: the iteration alone is not.
             self._reports[-1] = self._reported.report(planned, None)

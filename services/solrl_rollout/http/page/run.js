@@ -10,6 +10,7 @@ function runHead(run, settings, samples) {
   const left = last && last.planned !== null ? last.planned - last.iteration - 1 : 0;
   const parts = [el("span", { className: on ? "on" : "" }, state)];
   if (last) parts.push(` · iteration ${counted(last.iteration)}${last.planned === null ? "" : ` of ${last.planned}`}`);
+  if (last && last.ended) parts.push(`: ${last.ended}`);
   if (on && left && last) parts.push(` · about ${duration(left * spent(last))} left`);
   const way = el("div", { className: "way" }, el("i"));
   way.hidden = !last || last.planned === null;
@@ -27,7 +28,7 @@ function runHead(run, settings, samples) {
 function showActivity(run) {
   const box = $("activity");
   if (!box) return;
-  box.hidden = !run.activity || standing(run)[0] === "finished";
+  box.hidden = !run.activity || ["finished", "ended early"].includes(standing(run)[0]);
   if (box.hidden) return box.replaceChildren();
   const { iteration, ...parts } = run.activity;
   box.replaceChildren(el("b", {}, `iteration ${counted(iteration)}`), ...["explored", "regenerated", "trained"].filter((name) => parts[name]).map((name) => {

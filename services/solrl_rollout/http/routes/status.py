@@ -191,6 +191,8 @@ async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep
     if body.samples is not None:
         check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
+    planned = body.planned is not None and body.iteration + 1 >= body.planned
+    service.metrics.run_reported(caller.tenant, run, ended=planned or body.ended is not None)
 
 
 @router.put("/runs/{run}/activity", status_code=204, openapi_extra=_body_of(Activity))
