@@ -2,11 +2,10 @@
 
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
-model, with and without pruning. The schedule of the fitted steps is
-chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan. On
-a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
-size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
-emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes.
+model, with and without pruning: after some steps, the most extreme candidates continue, which only this benchmark
+knows. The schedule of the fitted steps is chosen on training prompts. One pass over all candidates, also scored after
+some of its steps, evaluates every plan. Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from
+which the same command resumes.
 Writes benchmarks/results/plan_fidelity.{json,md}.
 """
 
@@ -34,20 +33,15 @@ from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.solver_specs import SOLVERS
 from solrl_engine.precision_check import generator_at
-from solrl_engine.sampler import Sampler
-from solrl_engine.scorer import Scorer
-from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.rollouts import FittedSolver, PromptItem
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.plans import fit_solvers, recipe_examples
 from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 from solrl_trainer.records.evaluations import paired_gain
-from solrl_trainer.rollouts.candidates import GroupSampler
-from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from support.plan_page import ALLOWED, CHECKED, FITTED, STEPS, TRUE_STEPS, WHOLE, page
+from support.plan_page import ALLOWED, FITTED, STEPS, TRUE_STEPS, WHOLE, page
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
 from support.results import Results, command, options
 
@@ -61,7 +55,7 @@ SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
+FP8, "fp8/6/6" at the end."""
 Way = tuple[int, int, int]
 """A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
@@ -108,11 +102,10 @@ def main() -> None:
     if args.render:
         return results.show()
     prompts = held_out(args.prompts)
-    rows, off, solvers, used, numerics = [], {}, {}, {}, {}
+    rows, solvers, used, numerics = [], {}, {}, {}
     for model in args.models:
         scores, solvers[model], used[model], numerics = measure(model, prompts, args)
         rows += [row for precision in args.precisions for row in judge(model, precision, scores)]
-        off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
     names = ("models", "prompts", "candidates", "precisions", "layers", "chosen_on", "device")
     settings = {name: getattr(args, name) for name in names}
     results.found = {
@@ -120,7 +113,6 @@ def main() -> None:
         **settings,
         "solver": used,
         "numerics": numerics,
-        "off": off,
         "solvers": {model: solver.model_dump(mode="json") for model, solver in solvers.items()},
         "rows": rows,
     }
@@ -165,10 +157,6 @@ def measure(
         seeds = expand_seeds(0, prompt.id, args.candidates)
         new = {"true": true_scores(prompt, seeds, models)}
         new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted})
-        if index <= CHECKED:
-            for precision in proxies:
-                off = really_pruned(precision, prompt, seeds, new, models, fitted)
-                new[f"{precision}/off"] = torch.tensor(off)
         scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
         if index % SAVED_EVERY == 0 or index == len(prompts):
             # Write to another name first, so that an interruption does not destroy the saved scores.
@@ -235,32 +223,14 @@ def scored(prompt: PromptItem, images: torch.Tensor, models: Models) -> torch.Te
 
 
 def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tensor:
-    """Scores [candidates] of a plan that keeps the `keep` most extreme candidates halfway; NaN for the others."""
-    scores = torch.full_like(final, torch.nan)
+    """Scores [candidates] of a plan that keeps the `keep` most extreme candidates halfway.
+
+    The others get the median of the kept ones, so that none of them is selected.
+    """
     places = best_worst(halfway, keep)
+    scores = torch.full_like(final, float(final[places].median()))
     scores[places] = final[places]
     return scores
-
-
-def really_pruned(
-    precision: str, prompt: PromptItem, seeds: Sequence[int], scores: Scores, models: Models, solver: FittedSolver
-) -> list[float]:
-    """Prune as the service does; largest difference of a score per plan, in standard deviations of the group.
-
-    A candidate that only one of the two keeps counts as infinitely different.
-    """
-    found, config, proxy = [], models.config, models.proxies[precision]
-    side = SideStream(proxy.backbone.device)
-    scorer = SampleScorer(Scorer(models.rewards), [spec.name for spec in config.trained], config.trained, side)
-    for steps, after, keep in grid(len(seeds)):
-        by = None if steps == STEPS else solver
-        plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
-        product = GroupSampler(Sampler(proxy, lambda plan=plan: plan), scorer).scores([prompt] * len(seeds), seeds)
-        halfway, final = (scores[state(precision, steps, until)][0] for until in (after, steps))
-        ours = pruned(halfway, final, keep)
-        same = bool((product.isnan() == ours.isnan()).all())
-        found.append(float((product - ours).nan_to_num().abs().max() / final.std()) if same else torch.inf)
-    return found
 
 
 def grid(candidates: int) -> list[Way]:
@@ -302,7 +272,6 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
                     "bottom_rank": float(found["bottom"].mean()),
                     "worse": worse,
                     "worse_than_unpruned": worse_than(every[steps], found),
-                    "spearman": float(found["spearman"].nanmean()),
                     "within": all(mean <= ALLOWED for mean, _, _ in worse.values()),
                     "surely_within": all(high <= ALLOWED for _, _, high in worse.values()),
                 }
@@ -319,12 +288,11 @@ def worse_than(whole: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -
 
 
 def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Mean true rank of the proxy's best and worst 12 in each group, and Spearman over candidates not pruned."""
+    """Mean true rank of the proxy's best and worst 12 in each group."""
     each = [rank_fidelity(p[None], t[None]) for p, t in zip(proxy, true, strict=True)]
     return {
         "top": torch.tensor([one.top_rank for one in each]),
         "bottom": torch.tensor([one.bottom_rank for one in each]),
-        "spearman": torch.tensor([one.spearman for one in each]),
     }
 
 

@@ -28,7 +28,7 @@ from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
-from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_proto.rollouts import Plan, PromptItem, RewardSpec
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from support.own_process import rows_of
@@ -36,7 +36,7 @@ from support.random_weights import materialize
 from support.results import Results, Row, device_name, in_turns, options, shown_size, table, timed
 from support.true_size import random_hps, size_of, skeleton
 
-PARTS = ("pruned", "share")
+PARTS = ("share",)
 
 
 class Sizes(NamedTuple):
@@ -45,8 +45,6 @@ class Sizes(NamedTuple):
     Attributes:
         candidates: candidates of the prompt.
         kept: of them, those that are regenerated.
-        keep: candidates that the pruned plan keeps.
-        prune_after: steps after which it prunes.
         explore_steps, regenerate_steps: steps of exploring and of regenerating.
         batch: candidates that are generated at a time.
         guidance: scale of classifier-free guidance; 1 is without.
@@ -54,8 +52,6 @@ class Sizes(NamedTuple):
 
     candidates: int = 96
     kept: int = 24
-    keep: int = 64
-    prune_after: int = 4
     explore_steps: int = 6
     regenerate_steps: int = 10
     batch: int = CHUNK_SIZE
@@ -65,7 +61,7 @@ class Sizes(NamedTuple):
 SIZES = {
     **dict.fromkeys(("flux", "sd3", "sana"), Sizes()),
     # The preset's, for a twelfth of its candidates: a batch.
-    "wan": Sizes(8, 2, 4, 5, 10, 20, 8, 4.5),
+    "wan": Sizes(8, 2, 10, 20, 8, 4.5),
 }
 FITTED_STEPS = 4
 FEWER_STEPS = 6
@@ -172,7 +168,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     setting = {"device": device_name(args.device), "reward": REWARD_DTYPE, "size": size_of(backbone)}
     setting |= {"precision": cheap.generator.precision, "baseline": "diffusers' modules"}
     yield {"setting": setting}
-    plans, full = explored(sizes, args.parts, backbone.frames), plan_of(sizes, steps=sizes.regenerate_steps)
+    plans, full = explored(sizes, backbone.frames), plan_of(sizes, steps=sizes.regenerate_steps)
     true = Explorer(Generator(backbone, "bf16"), rewards, sizes.batch)
     with diffusers_modules(backbone):
         baseline = Explorer(Generator(backbone, "bf16"), rewards, sizes.batch)
@@ -205,21 +201,17 @@ def diffusers_modules(backbone: Any) -> Iterator[None]:
         yield
 
 
-def explored(sizes: Sizes, parts: Sequence[str], frames: int) -> dict[str, Plan]:
-    """Exploration plans by name: all steps and fewer, fitted ones; with the part `pruned` also pruned.
+def explored(sizes: Sizes, frames: int) -> dict[str, Plan]:
+    """Exploration plans by name: all steps and fewer, fitted ones.
 
     Of clips, the fewer steps are not fitted. The coefficients of fitted steps do not affect the time.
     """
-    unpruned, steps = f"{sizes.explore_steps} steps", sizes.explore_steps
-    plans = {unpruned: plan_of(sizes, steps=steps)}
+    plans = {f"{sizes.explore_steps} steps": plan_of(sizes, steps=sizes.explore_steps)}
     if frames > 1:
         plans[f"{FEWER_STEPS} steps"] = plan_of(sizes, steps=FEWER_STEPS)
     else:
         fitted = identity_solver(SCHEDULES[-1])
         plans[f"{FITTED_STEPS} fitted steps"] = plan_of(sizes, steps=FITTED_STEPS, fitted=fitted)
-    if "pruned" in parts:
-        prune = Prune(after=sizes.prune_after, keep=sizes.keep)
-        plans[f"{unpruned}, pruned to {prune.keep} after {prune.after}"] = plan_of(sizes, steps=steps, prune=prune)
     return plans
 
 
@@ -244,7 +236,7 @@ def page(result: Mapping[str, Any]) -> str:
         "in BF16 at 10 steps. Of clips there are 8 and 2, at 20 steps. Of several rounds, times are",
         "medians. Rows of 17 frames are of an earlier version, which could explore the first frames of clips alone.",
         "Rows decoded in FP8 are of an earlier version, whose decoders could do so for images that are only scored.",
-        "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
+        "Pruned rows are of an earlier version, too: after k steps, only the N most extreme candidates continued.",
         "",
         *table(PHASE, (cells for name, one in models.items() for cells in _phase(name, one))),
         "",

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from solrl_proto.rollouts import Plan
 from solrl_trainer.algorithms.grpo import GrpoSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.calibration.plans import solver_steps
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -49,8 +47,7 @@ def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Pas
     if config.guidance != 1:
         raise ValueError(f"got guidance {config.guidance:g}; expected 1: passes of guidance are not counted")
     explore, prompts = config.explore, config.explore.prompts
-    plan = Plan(steps=explore.steps, solver=config.solver, prune=explore.prune)
-    passes: Passes = Counter({f"generate {explore.precision}": prompts * solver_steps(plan, explore.candidates)})
+    passes: Passes = Counter({f"generate {explore.precision}": prompts * explore.candidates * explore.steps})
     if config.two_stage:
         passes["generate bf16"] += prompts * explore.keep * config.regenerate.steps
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)

@@ -9,7 +9,7 @@ from support.precisions import QUANTISED, named
 
 TRUE_STEPS, STEPS, FITTED = 10, 6, 4
 CHECKED = 2
-"""Prompts whose groups are also really pruned."""
+"""Prompts whose groups an earlier version also really pruned."""
 ALLOWED = 1.0
 """Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 
@@ -44,7 +44,7 @@ def page(result: Mapping[str, Any]) -> str:
     }
     off = [
         f"{model} {precision.upper()} {value:.2g}"
-        for model, each in result["off"].items()
+        for model, each in result.get("off", {}).items()
         for precision, value in each.items()
     ]
     lines = [
@@ -77,9 +77,11 @@ def page(result: Mapping[str, Any]) -> str:
         f"noise levels of the fitted steps were chosen on {result['chosen_on']} training prompts:",
         f"{_said(along, '; ')}.",
         "",
-        f"All plans are evaluated from one pass. The groups of {CHECKED} prompts were also really pruned; their scores",
-        f"differ by up to this many standard deviations of the group: {', '.join(off)}.",
+        "All plans are evaluated from one pass.",
     ]
+    if off:
+        lines[-1] += f" The groups of {CHECKED} prompts were also really pruned; their scores"
+        lines.append(f"differ by up to this many standard deviations of the group: {', '.join(off)}.")
     return "\n".join(lines) + "\n"
 
 

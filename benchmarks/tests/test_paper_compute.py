@@ -18,7 +18,7 @@ from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
 from support.paper_runs import TINY
 
 SMALL = {
-    "sol_rl": {"explore.candidates": 6, "explore.keep": 4, "explore.prune": {"after": 2, "keep": 4}},
+    "sol_rl": {"explore.candidates": 6, "explore.keep": 4},
     "naive_quant": {"explore.candidates": 6, "explore.keep": 4},
     "awm": {"explore.candidates": 4, "explore.keep": 4},
     "dpo_two_stage": {"explore.candidates": 6, "explore.keep": 5},
@@ -36,9 +36,7 @@ def test_passes_are_those_that_a_run_makes(recipe: str, tmp_path: Path, monkeypa
     really_generate, really_velocity = Generator.generate, Sana.velocity
 
     def generate(self: Generator, prompt: Any, seeds: Any, **options: Any) -> Any:
-        start = options["start"].index if options.get("start") is not None else 0
-        until = options.get("until") or options["steps"]
-        made.append((f"generate {self.precision}", len(seeds) * (until - start)))
+        made.append((f"generate {self.precision}", len(seeds) * options["steps"]))
         return really_generate(self, prompt, seeds, **options)
 
     def velocity(self: Sana, transformer: Any, latents: torch.Tensor, *rest: Any, **options: Any) -> Any:

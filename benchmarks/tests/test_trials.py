@@ -25,8 +25,8 @@ SMALL = "explore.candidates=4 explore.keep=2"
 SHORT = "explore.steps=2 regenerate.steps=2"
 TINY_CLIP = {"support.true_size.TINY_CLIP": ImageSize(16, 16, 9)}
 TINY_PHASES = {
-    "flux": Sizes(3, 1, 2, prune_after=1, explore_steps=2, regenerate_steps=2, batch=2),
-    "wan": Sizes(3, 1, 2, prune_after=1, explore_steps=2, regenerate_steps=2, batch=2, guidance=2.0),
+    "flux": Sizes(3, 1, explore_steps=2, regenerate_steps=2, batch=2),
+    "wan": Sizes(3, 1, explore_steps=2, regenerate_steps=2, batch=2, guidance=2.0),
 }
 
 
@@ -54,7 +54,7 @@ TRIALS = (
     ),
     Trial(
         "rollout_phase",
-        "--device cpu --models flux wan --parts pruned share --rounds 1",
+        "--device cpu --models flux wan --parts share --rounds 1",
         {
             **TINY_CLIP,
             **{"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_STEPS": 1},

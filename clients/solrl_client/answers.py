@@ -89,20 +89,13 @@ class AnswerCheck:
         self._check_scores(name, group)
 
     def _check_scores(self, name: str, group: RolloutGroup) -> None:
-        """Compare each score with the weighted sum of its candidate's rewards; pruned candidates alone have neither."""
-        count, prune = len(group.seeds), self._request.plan.prune
+        """Compare each score with the weighted sum of its candidate's rewards."""
         for label, values in {"scores": group.scores, **group.rewards}.items():
-            self._require(f"{name}{label}: number of values", len(values), count)
-        self._require(f"{name}pruned", group.scores.count(None), max(0, count - prune.keep) if prune else 0)
+            self._require(f"{name}{label}: number of values", len(values), len(group.seeds))
         for place, score in enumerate(group.scores):
-            of_each = [(spec.weight, group.rewards[spec.name][place]) for spec in self._request.rewards]
-            parts = [weight * value for weight, value in of_each if value is not None]
-            total = math.fsum(parts) if len(parts) == len(of_each) else None
-            if score is None or total is None:
-                fits = score is total is None and not parts
-            else:
-                fits = abs(score - total) <= _SUM_ROUNDING * math.fsum(map(abs, parts)) + _SUM_FLOOR
-            if not fits:
+            parts = [spec.weight * group.rewards[spec.name][place] for spec in self._request.rewards]
+            total = math.fsum(parts)
+            if not abs(score - total) <= _SUM_ROUNDING * math.fsum(map(abs, parts)) + _SUM_FLOOR:
                 self._require(f"{name}scores[{place}]", score, f"{total}, the weighted sum of the candidate's rewards")
 
     def _check_served(self, served: Served) -> None:

@@ -24,8 +24,8 @@ class Fidelity:
     Rewards that are equal up to rounding share the mean of their ranks.
 
     Attributes:
-        spearman: rank correlation within a group, over the candidates that were not pruned; as of `correlations`. NaN
-            if the true rewards of every group are equal; otherwise such groups do not count.
+        spearman: rank correlation within a group, as of `correlations`. NaN if the true rewards of every group are
+            equal; otherwise such groups do not count.
         kendall: the same by Kendall's τ.
         top_overlap: size → overlap of the proxy's and the true top of that size.
         bottom_overlap: the same of the bottom.
@@ -91,7 +91,7 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     """Compare proxy with true rewards.
 
     Args:
-        proxy: [groups, candidates] rewards of the cheap images; NaN for a pruned candidate.
+        proxy: [groups, candidates] rewards of the cheap images.
         true: [groups, candidates] rewards of the BF16 images of the same seeds.
         keep: number of candidates selected from a group, half from either end.
 
@@ -103,9 +103,6 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
             f"got proxy {tuple(proxy.shape)} and true {tuple(true.shape)}; "
             f"expected equal [groups, candidates] with at least {keep} candidates"
         )
-    least = int((~proxy.isnan()).sum(1).min())
-    if least < keep:
-        raise ValueError(f"got a group with {least} candidates that were not pruned; expected at least {keep}")
     sizes = [size for size in (4, 8, 12) if 2 * size <= keep]
     rows = np.array([_one_group(p, t, keep // 2, sizes) for p, t in zip(proxy, true, strict=True)])
     measured = rows[~np.isnan(rows[:, 0])]
@@ -143,8 +140,7 @@ def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArra
     half = keep // 2
     ratios = []
     for cheap, exact in zip(proxy.numpy(), true.numpy(), strict=True):
-        whole = np.flatnonzero(~np.isnan(cheap))
-        chosen = exact[whole[np.argsort(cheap[whole], kind="stable")]]
+        chosen = exact[np.argsort(cheap, kind="stable")]
         spread, most = (np.delete(one, slice(half, len(one) - half)).std() for one in (chosen, np.sort(exact)))
         ratios.append(spread / most if most else 1.0)
     return np.array(ratios)
@@ -153,12 +149,9 @@ def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArra
 def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
     """Spearman's and Kendall's rank correlation of the rewards [candidates] of a group.
 
-    0 if only the proxy's rewards are equal; NaN if the true ones are, which rank nothing. A pruned candidate, whose
-    proxy is NaN, does not count.
+    0 if only the proxy's rewards are equal; NaN if the true ones are, which rank nothing.
     """
-    cheap = _merge_ties(proxy)
-    made = ~np.isnan(cheap)
-    cheap, exact = cheap[made], _merge_ties(true)[made]
+    cheap, exact = _merge_ties(proxy), _merge_ties(true)
     if np.ptp(exact) == 0:
         return math.nan, math.nan
     if np.ptp(cheap) == 0:
@@ -173,16 +166,12 @@ def end_ranks(proxy: torch.Tensor, true: torch.Tensor, half: int) -> tuple[float
 
 
 def _merge_ties(rewards: torch.Tensor) -> Group:
-    """The rewards of a group; rewards that are equal up to rounding become equal, NaN remains NaN."""
-    values = rewards.double().numpy().copy()
-    made = ~np.isnan(values)
-    values[made] = merge_ties(values[made].tolist())
-    return values
+    """The rewards of a group; rewards that are equal up to rounding become equal."""
+    return np.array(merge_ties(rewards.double().tolist()))
 
 
 def _from_best(rewards: Group) -> npt.NDArray[np.int64]:
-    whole = np.flatnonzero(~np.isnan(rewards))
-    return whole[np.argsort(-rewards[whole], kind="stable")]
+    return np.argsort(-rewards, kind="stable")
 
 
 def _one_group(proxy: torch.Tensor, true: torch.Tensor, half: int, sizes: list[int]) -> list[float]:

@@ -12,7 +12,6 @@ from typing import Any, Protocol, Self
 from solrl_core.adapter import Adapter
 from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
-from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
@@ -88,15 +87,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Candidates to generate together, over all steps or some.
+    """Candidates to generate together.
 
     Attributes:
         prompts: one text for each candidate.
         seeds: one seed for each, which alone determines its noise (`solrl_core.sampling.noise`).
-        plan: number of steps, solver and guidance. Pruning is the caller's.
+        plan: number of steps, solver and guidance.
         precision: precision to run at, with the adapter that was last set for it.
-        start: latents to continue from, one row per seed; None for the seeds' noise.
-        until: number of steps that the candidates have completed at the end; None for all.
         solver: replaces the plan's, for steps that no plan can name.
         record: whether every step is recorded.
     """
@@ -105,8 +102,6 @@ class GenerationRequest:
     seeds: Sequence[int]
     plan: Plan
     precision: Precision
-    start: Trajectory | None = None
-    until: int | None = None
     solver: SolverSpec | None = None
     record: bool = False
 
@@ -117,8 +112,7 @@ class GenerationRequest:
 
     def rows(self, which: slice) -> Self:
         """Some of the candidates."""
-        start = self.start and self.start.rows(which)
-        return replace(self, prompts=self.prompts[which], seeds=self.seeds[which], start=start)
+        return replace(self, prompts=self.prompts[which], seeds=self.seeds[which])
 
 
 class Backend(Protocol):

@@ -36,8 +36,6 @@ def generate(
         steps=plan.steps,
         solver=request.solver or plan.solver_spec,
         guidance=plan.guidance,
-        start=request.start,
-        until=request.until,
         between=between,
         batch_limit=batch_size,
         record=request.record,

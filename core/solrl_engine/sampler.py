@@ -3,12 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from solrl_core.sampling.generator import Generator, GeneratorOutput
-from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.rollouts import Plan, PromptItem
-from solrl_proto.selection import best_worst
 
 from solrl_engine.backend import GenerationRequest
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -33,21 +30,8 @@ class Sampler:
     record: bool = False
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
 
-    def sample(
-        self,
-        prompts: Sequence[PromptItem],
-        seeds: Sequence[int],
-        *,
-        start: Trajectory | None = None,
-        until: int | None = None,
-    ) -> GeneratorOutput:
-        """Generate the samples of these seeds, over all steps or some.
-
-        Args:
-            prompts: one for each seed.
-            seeds: one for each sample.
-            start: latents to continue from, one row per seed; None for the seeds' noise.
-            until: number of steps completed at the end; None for all.
+    def sample(self, prompts: Sequence[PromptItem], seeds: Sequence[int]) -> GeneratorOutput:
+        """Generate the samples of these seeds, with a prompt for each.
 
         Raises:
             torch.OutOfMemoryError: not even one sample fits.
@@ -57,15 +41,8 @@ class Sampler:
             seeds=seeds,
             plan=self.plan(),
             precision=self.generator.precision,
-            start=start,
-            until=until,
             solver=self.solver(),
             record=self.record,
         )
         parts = self.batch.run(len(seeds), lambda rows: generate(self.generator, request.rows(rows), self.batch.size))
         return GeneratorOutput.join(parts)
-
-
-def survivors(scores: torch.Tensor, keep: int) -> list[int]:
-    """Places of the `keep` best and worst of a group's candidates after the first steps, in their order."""
-    return sorted(best_worst(scores, min(keep, len(scores))))

@@ -103,16 +103,6 @@ class Candidates(Message):
         return self
 
 
-class Prune(Message):
-    """Pruning: after step `after`, only the `keep` most extreme candidates of each group continue.
-
-    Candidates are compared by the score of the clean image predicted at that step: ⌊keep/2⌋ best, the rest worst.
-    """
-
-    after: Annotated[int, Field(ge=1)]
-    keep: Annotated[int, Field(ge=2)]
-
-
 Weights = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(fail_fast=True)]
 
 
@@ -131,7 +121,7 @@ class FittedSolver(Message):
 
     Step n starts from the latents x at noise level sigmas[n], where the model predicts clean latents c_n. With the
     weights step_coeffs[n], (x, c_0, …, c_n) sum to the next latents; with x0_coeffs[n], to an estimate of the final
-    latents. Pruning scores that estimate, and after the last step it is the candidate.
+    latents; after the last step it is the candidate.
     """
 
     sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED, fail_fast=True)]
@@ -190,7 +180,6 @@ class Plan(Message):
     """The settings of generation. Image sizes are the model's own."""
 
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 6
-    prune: Prune | None = None
     solver: Solver = "euler"
     fitted: FittedSolver | None = None
     """Replaces `solver`; `steps` must be the number that it was fitted for."""
@@ -218,8 +207,6 @@ class Plan(Message):
                 f"sde.first is {self.sde.first} of {self.steps} steps; expected at most {self.steps - 2}, "
                 "or more steps: the last one never has noise"
             )
-        if self.prune is not None and self.prune.after >= self.steps:
-            raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
         if self.adapter == "unmerged" and self.precision != "nvfp4":
             raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision nvfp4, or merged")
         return self
@@ -286,20 +273,15 @@ class RolloutRequest(Message):
 
 
 class RolloutGroup(Message):
-    """The candidates of one prompt, in the order of `seeds`. All lists have the same length.
-
-    The score, rewards and image of a pruned candidate are null.
-    """
+    """The candidates of one prompt, in the order of `seeds`. All lists have the same length."""
 
     kind: Literal["group"] = "group"
     prompt_id: str
     seeds: tuple[Seed, ...]
-    scores: tuple[float | None, ...]
+    scores: tuple[float, ...]
     """Weighted sum of the rewards."""
-    rewards: dict[str, tuple[float | None, ...]]
-    pruned: tuple[bool, ...] | None = None
-    """True for each pruned candidate; null if the plan does not prune."""
-    images: tuple[str | None, ...] | None = None
+    rewards: dict[str, tuple[float, ...]]
+    images: tuple[str, ...] | None = None
     """Base64 PNGs of images, or animated WebPs of clips, both lossless, if requested."""
     truncated_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
@@ -309,10 +291,9 @@ class RolloutGroup(Message):
         """Seeds of the ⌊count/2⌋ best and the remaining worst candidates, from the best to the worst.
 
         Raises:
-            ValueError: count is below 2, or above the number of candidates that were not pruned.
+            ValueError: count is below 2, or above the number of candidates.
         """
-        scored = [(seed, score) for seed, score in zip(self.seeds, self.scores, strict=True) if score is not None]
-        return [scored[place][0] for place in best_worst([score for _, score in scored], count)]
+        return [self.seeds[place] for place in best_worst(self.scores, count)]
 
 
 ServerName = Annotated[str, StringConstraints(max_length=512)]

@@ -113,7 +113,7 @@ def _groups(client: httpx.Client) -> list[dict[str, Any]]:
                 client,
                 adapter={"run": "sol_rl", "version": version},
                 candidates={"count": 4, "seed_root": expand_seeds(SEED, f"golden/{version}", 1)[0]},
-                plan={"steps": 6, "precision": "nvfp4", "prune": {"after": 3, "keep": 2}},
+                plan={"steps": 6, "precision": "nvfp4"},
             ),
         }
         for version in range(ITERATIONS + 1)

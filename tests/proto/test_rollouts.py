@@ -14,7 +14,6 @@ from solrl_proto.rollouts import (
     ModelBinding,
     Plan,
     PromptItem,
-    Prune,
     RolloutGroup,
     RolloutRequest,
     StochasticSteps,
@@ -98,7 +97,6 @@ def test_a_plan_names_what_takes_its_steps() -> None:
     assert Plan(steps=2, fitted=FITTED).solver_spec == Plan(steps=2, fitted=FITTED).fitted == FITTED
     assert Plan(steps=2, fitted=BOUND).fitted == BOUND
     assert Plan(steps=3, solver="dpm2", sde=SDE).solver_spec == SDE
-    assert Plan(steps=6, prune=Prune(after=5, keep=2)).prune is not None
     assert "sde" not in Plan().model_dump(mode="json")
     assert Plan.model_validate_json(Plan(steps=3, sde=SDE).model_dump_json()).sde == SDE
     assert "adapter" not in Plan(precision="nvfp4").model_dump()
@@ -121,8 +119,6 @@ def test_impossible_stochastic_steps_are_refused(change: dict[str, object], said
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"steps": 6, "prune": Prune(after=6, keep=2)}, "prune.after is 6; expected 1 to 5"),
-        ({"steps": 6, "prune": Prune(after=7, keep=2)}, "prune.after is 7; expected 1 to 5"),
         ({"steps": 6, "fitted": FITTED}, "steps is 6; expected 2, as the solver was fitted for"),
         ({"steps": 2, "fitted": BOUND, "solver": "dpm2"}, "the solver was fitted for euler at guidance 1; got"),
         ({"steps": 2, "fitted": BOUND, "guidance": 2.0}, "the solver was fitted for euler at guidance 1; got"),
@@ -170,9 +166,9 @@ def test_requests_that_contradict_themselves_are_refused(changes: dict[str, Any]
         request(**changes)
 
 
-def test_the_best_and_worst_seeds_of_a_group_are_never_pruned_ones() -> None:
-    scores = (0.4, None, 0.1, 0.9, None, 0.7)
-    group = RolloutGroup(prompt_id="p", seeds=(10, 11, 12, 13, 14, 15), scores=scores, rewards={"clipscore": scores})
+def test_a_group_has_the_seeds_of_its_best_and_worst_candidates() -> None:
+    scores = (0.4, 0.1, 0.9, 0.7)
+    group = RolloutGroup(prompt_id="p", seeds=(10, 12, 13, 15), scores=scores, rewards={"clipscore": scores})
     assert group.best_worst(2) == [13, 12]
     assert group.best_worst(4) == [13, 15, 10, 12]
     with pytest.raises(ValueError, match="got count 5 of 4 candidates; expected 2 to 4"):

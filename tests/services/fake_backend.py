@@ -72,9 +72,7 @@ class FakeBackend:
     def generate(
         self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
     ) -> GeneratorOutput:
-        begin = request.start.index if request.start is not None else 0
-        until = request.plan.steps if request.until is None else request.until
-        for _ in range(begin, until):
+        for _ in range(request.plan.steps):
             if between is not None:
                 between()
             self.on_step(request)
@@ -84,7 +82,7 @@ class FakeBackend:
         images = initial_noise(request.seeds, SHAPE)
         solver = Euler()
         solver.history = (images,)
-        return GeneratorOutput(Trajectory(images, solver, until), images)
+        return GeneratorOutput(Trajectory(images, solver, request.plan.steps), images)
 
     def record_event(self) -> DeviceEvent:
         return HostEvent()

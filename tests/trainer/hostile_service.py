@@ -96,21 +96,14 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
     served |= request.model_dump(mode="json", include={"model", "adapter", "plan"})
     lines: list[dict[str, Any]] = [{"kind": "start", "served": served}]
     for prompt, seeds in request.groups():
-        kept = len(seeds) if request.plan.prune is None else min(request.plan.prune.keep, len(seeds))
         rewards = {
-            spec.name: [(seed % 1009) / 1009 + place for seed in seeds[:kept]] + [None] * (len(seeds) - kept)
-            for place, spec in enumerate(request.rewards)
+            spec.name: [(seed % 1009) / 1009 + place for seed in seeds] for place, spec in enumerate(request.rewards)
         }
         weights = {spec.name: spec.weight for spec in request.rewards}
-        scores = [
-            sum(weights[name] * values[i] for name, values in rewards.items()) if i < kept else None
-            for i in range(len(seeds))
-        ]
+        scores = [sum(weights[name] * values[i] for name, values in rewards.items()) for i in range(len(seeds))]
         group = {"kind": "group", "prompt_id": prompt.id, "seeds": seeds, "scores": scores, "rewards": rewards}
-        if request.plan.prune is not None:
-            group["pruned"] = [i >= kept for i in range(len(seeds))]
         if request.images == "png":
-            group["images"] = ["aW1hZ2U=" if i < kept else None for i in range(len(seeds))]
+            group["images"] = ["aW1hZ2U="] * len(seeds)
         lines.append(group)
     seconds = {"queued": 0.1, "switch": 0.2, "generate": 0.3, "reward": 0.4}
     return [*lines, {"kind": "end", "groups": len(request.prompts), "seconds": seconds}]

@@ -15,7 +15,6 @@ from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
 from solrl_trainer.calibration import plans as plans_module
 from solrl_trainer.calibration.deciding import Requirement
-from solrl_trainer.calibration.measuring import shared_beginnings, shared_steps
 from solrl_trainer.calibration.plans import (
     PlanSet,
     fit_solvers,
@@ -36,7 +35,7 @@ from tests.trainer.training_helpers import prompts_in
 
 ROOT = Path(__file__).parents[2]
 PRESET = "mini-sana/sol_rl/clipscore"
-TRAINED_ON_THEMSELVES = ("rollout_url=null", "regenerate.at=none", "explore.prune=null")
+TRAINED_ON_THEMSELVES = ("rollout_url=null", "regenerate.at=none")
 SMALL = ("explore.candidates=16", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4", "explore.steps=1")
 
 ONE_PLAN = PlanSet(steps=(), schedules=())
@@ -64,12 +63,11 @@ def test_the_pages_say_how_long_it_takes() -> None:
         config, rates = resolve(f"{model}/fast/imagereward").config, RATES[model]
         group = config.explore.candidates
         fitted = list(map(identity_solver, limits.schedules))
-        ways = [[plan for _, plan in way] for way in shared_beginnings(plans(config, ["bf16"], fitted, limits))]
-        steps = sum(shared_steps(way, group) for way in ways)
-        images = sum(group + sum(plan.prune.keep for plan in way if plan.prune) for way in ways)
+        measured = plans(config, ["bf16"], fitted, limits)
+        steps, images = group * sum(plan.steps for plan in measured), group * len(measured)
         turns = 17 * (steps * (rates.fp8 + rates.bf16) + 2 * images * rates.image)
         true = 16 * group * (config.regenerate.steps * rates.bf16 + rates.image)
-        return (turns + true + fitting_steps(config, limits.schedules) * rates.bf16) / 3600, sum(map(len, ways))
+        return (turns + true + fitting_steps(config, limits.schedules) * rates.bf16) / 3600, len(measured)
 
     page, precision = (" ".join((ROOT / f"docs/{name}.md").read_text().split()) for name in ("many-gpus", "precision"))
     flux, sd3, sana = (hours(model, PlanSet()) for model in ("flux1", "sd3", "sana"))
@@ -88,17 +86,17 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
         tmp_path,
         prompts=2,
         requirement=Requirement(0.3),
-        limits=PlanSet(steps=(4,), keep=(8, 12), schedules=SCHEDULES[:1]),
+        limits=PlanSet(steps=(4,), schedules=SCHEDULES[:1]),
         progress=lambda done, total: shown.append((done, total)),
     )
-    # The beginning, the true scores of each prompt and the fit; then, to warm up and for each prompt, 1 step, 4 steps,
-    # 4 pruned steps, 4 fitted steps and 4 pruned fitted steps, at 2 precisions.
-    assert len(shown) == 1 + 2 + 1 + 3 * 5 * 2
+    # The beginning, the true scores of each prompt and the fit; then, to warm up and for each prompt, 1 step, 4 steps
+    # and 4 fitted steps, at 2 precisions.
+    assert len(shown) == 1 + 2 + 1 + 3 * 3 * 2
     assert shown == sorted(shown)
     assert (shown[0][0], shown[-1][0]) == (0, shown[-1][1])
     by_name = {row["name"]: row for row in summary["plans"]}
-    assert len(by_name) == 14
-    assert sum("fitted" in name for name in by_name) == 6
+    assert len(by_name) == 6
+    assert sum("fitted" in name for name in by_name) == 2
     # The same steps and precision as the true rewards: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
@@ -117,9 +115,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     assert summary["verdict"][0].startswith(f"{chosen['name']} has a separation of ")
     assert summary["verdict"][-1] == "the intervals are over 2 prompts and may be too narrow; use at least 8"
     assert json.loads((tmp_path / "calibration.json").read_text())["verdict"] == summary["verdict"]
-    # Numbers of samples are proposed for a plan that scores every candidate to the end.
-    assert ("numbers" in summary) == ("pruned" not in chosen["name"])
-    proposals = summary["numbers"]["proposals"] if "numbers" in summary else []
+    proposals = summary["numbers"]["proposals"]
     for run in (row for row in proposals if (row["candidates"], row["keep"]) == (16, 8)):
         assert run["speed"] == 1
         assert run["seconds"] > chosen["seconds"]
@@ -132,7 +128,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
 
 def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 4)
-    limits = PlanSet(steps=(), keep=(12,), schedules=SCHEDULES[:1])
+    limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     config = small("explore.precision=bf16", "model=mini-sana")
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.7), limits=limits)
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.8")

@@ -32,14 +32,10 @@ def layout(*words: str) -> str:
     return accepted(main, "layout", *words).stdout
 
 
-def test_pruning_and_naive_scaling_take_what_their_steps_take() -> None:
+def test_naive_scaling_takes_what_its_steps_take() -> None:
     rates = Rates(bf16=1.0, fp8=0.5, image=0.0, point=0.0)
 
-    def explored(recipe: str, *overrides: str) -> float:
-        return stages(resolve(f"flux1/{recipe}/hpsv2", overrides=overrides).config, rates).explore
-
-    assert explored("sol_rl") == 96 * 6 * 0.5
-    assert explored("sol_rl", "explore.prune={after: 3, keep: 48}") == (96 * 3 + 48 * 3) * 0.5
+    assert stages(resolve("flux1/sol_rl/hpsv2").config, rates).explore == 96 * 6 * 0.5
     naive = stages(resolve("flux1/naive_scaling/hpsv2").config, rates)
     assert (naive.explore, naive.regenerate) == (96 * 10 * 1.0, 0)
 

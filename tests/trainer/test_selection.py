@@ -63,7 +63,7 @@ def group(*scores: float) -> CandidateGroup:
     return CandidateGroup(PromptItem(id="p", text="a red circle"), range(10, 10 + len(scores)), scores)
 
 
-def test_a_selection_has_no_pruned_candidates() -> None:
-    selection = select(group(0.1, math.nan, 0.5, 0.3, math.nan, 0.2), Explore(keep=2))
+def test_a_selection_has_the_best_and_the_worst() -> None:
+    selection = select(group(0.1, 0.4, 0.5, 0.3, 0.2), Explore(keep=2))
     assert (selection.seeds, selection.scores) == ([12, 10], [0.5, 0.1])
     assert selection.samples is None

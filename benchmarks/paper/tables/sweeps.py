@@ -28,12 +28,9 @@ USUAL = sized(96, 12)
 
 def plans(model: str) -> dict[str, Changes]:
     """Other plans than six steps; fitted ones only for models that have stored fitted steps."""
-    found: dict[str, Changes] = {"6 steps": {}, "6 steps, after 4 keep 48": {"explore.prune": {"after": 4, "keep": 48}}}
+    found: dict[str, Changes] = {"6 steps": {}}
     if fitted := fitted_plan(model):
-        last = fitted["explore.steps"] - 1
-        name = f"{last + 1} fitted steps"
-        found[name] = fitted
-        found[f"{name}, after {last} keep 48"] = {**fitted, "explore.prune": {"after": last, "keep": 48}}
+        found[f"{fitted['explore.steps']} fitted steps"] = fitted
     return found
 
 

@@ -36,12 +36,11 @@ class ChunkScorer(Scorer):
         began = time.monotonic()
         rewards, times = self.score(here, output.images, [chunk.prompt] * chunk.candidates)
         images = None
-        if served or chunk.answers_images:
+        if served or chunk.job.images:
             images = torch.cat([as_bytes(float_images(part)) for part in torch.split(output.images, self.batch.size)])
         return ScoredChunk(
             rewards=rewards,
             images=images,
-            trajectory=None if chunk.until is None else output.trajectory.to(torch.device("cpu")),
             truncated_tokens=generated.truncated_tokens,
             started_at=generated.started_at,
             switched=generated.switched,
@@ -72,7 +71,7 @@ class ChunkScorer(Scorer):
         return replace(
             scored,
             rewards={name: rewards[name] for name in chunk.job.rewards},
-            images=scored.images if chunk.answers_images else None,
+            images=scored.images if chunk.job.images else None,
             reward=scored.reward + server_seconds,
             server_seconds=server_seconds,
             times=sum_times([scored.times, times_of(asking, seconds)]),

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 
 from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import (
@@ -18,7 +17,7 @@ from solrl_proto.rollouts import (
 )
 
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.scored_group import ScoredGroup
+from solrl_rollout.engine.scored_group import group_of
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
 
 logger = logging.getLogger(__name__)
@@ -86,16 +85,10 @@ class RolloutHandle:
             self._unread.clear()
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
-        """Wait for a prompt's chunks, prune and continue if the plan prunes, and build its part of the answer."""
+        """Wait for a prompt's chunks, and build its part of the answer."""
         scored = await self._scored(chunks)
-        group = ScoredGroup(self._request, chunks, finished=scored)
-        if self._request.plan.prune is not None:
-            # In a thread, since it copies whole latents.
-            places, survivors = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
-            self._engine.scheduler.submit(survivors, first=True)
-            group = replace(group, finished=await self._scored(survivors), places=places)
         # In a thread, since it compresses images.
-        answer = await asyncio.to_thread(group.answer)
+        answer = await asyncio.to_thread(group_of, self._request, chunks, scored)
         if answer.truncated_tokens:
             self._unread.append(answer.prompt_id)
         return answer

@@ -12,7 +12,6 @@ import torch
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
-from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.backend import GenerationRequest, VersionedAdapter
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
@@ -90,8 +89,6 @@ class Chunk:
     """At most 24 candidates of one prompt under one adapter and plan.
 
     Attributes:
-        start: latents to continue from; None for the seeds' noise.
-        until: number of steps that the candidates have completed at the end; None for all.
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: time of queueing, by `time.monotonic`.
         losses: number of workers that died while they made it.
@@ -100,8 +97,6 @@ class Chunk:
     job: Job
     prompt: PromptItem
     seeds: Sequence[int]
-    start: Trajectory | None = None
-    until: int | None = None
     result: "Future[ScoredChunk]" = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
     losses: int = 0
@@ -127,13 +122,7 @@ class Chunk:
     @property
     def steps(self) -> int:
         """Number of steps to take."""
-        begin = self.start.index if self.start is not None else 0
-        return (self.until or self.job.plan.steps) - begin
-
-    @property
-    def ends(self) -> bool:
-        """Whether its candidates are complete at the end."""
-        return self.until is None
+        return self.job.plan.steps
 
     @property
     def kind(self) -> tuple[str, Precision, bool]:
@@ -149,12 +138,7 @@ class Chunk:
     def request(self) -> GenerationRequest:
         """The candidates that its worker's backend generates."""
         job, texts = self.job, [self.prompt.text] * len(self.seeds)
-        return GenerationRequest(texts, self.seeds, job.plan, job.precision, start=self.start, until=self.until)
-
-    @property
-    def answers_images(self) -> bool:
-        """Whether the answer has its images."""
-        return self.job.images and self.ends
+        return GenerationRequest(texts, self.seeds, job.plan, job.precision)
 
 
 @dataclass(frozen=True)
@@ -187,7 +171,6 @@ class ScoredChunk:
         rewards: name → float32 [N].
         images: uint8 [N, H, W, 3] if the request asks for images, [N, F, H, W, 3] of clips, or the files that a worker
             process made of them.
-        trajectory: latents, if the candidates may continue.
         truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
@@ -198,7 +181,6 @@ class ScoredChunk:
 
     rewards: dict[str, torch.Tensor]
     images: torch.Tensor | Sequence[bytes] | None
-    trajectory: Trajectory | None
     truncated_tokens: int
     started_at: float
     switched: bool
@@ -210,9 +192,8 @@ class ScoredChunk:
 
 
 def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
-    """The request's chunks, a list for each prompt; only up to the pruning step if the plan prunes."""
-    until = None if job.plan.prune is None else job.plan.prune.after
+    """The request's chunks, a list for each prompt."""
     return [
-        [Chunk(job, prompt, seeds[i : i + CHUNK_SIZE], until=until) for i in range(0, len(seeds), CHUNK_SIZE)]
+        [Chunk(job, prompt, seeds[i : i + CHUNK_SIZE]) for i in range(0, len(seeds), CHUNK_SIZE)]
         for prompt, seeds in request.groups()
     ]

@@ -66,10 +66,7 @@ def unused(service: HostileService, **expected: Any) -> Problem:
     [
         {},
         {"plan": {"steps": 6, "precision": "auto"}},
-        {"plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
-        {"plan": {"steps": 6, "prune": {"after": 3, "keep": 20}}},
         {"images": "png"},
-        {"images": "png", "plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
         {"candidates": {"seeds": [[5, 3], [9, 1, 2]]}},
         {"adapter": None},
     ],
@@ -101,7 +98,6 @@ GROUPS: dict[str, tuple[Callable[[Line], Any], str]] = {
     "negated scores": (lambda line: line.update(scores=[-score for score in line["scores"]]), "scores[0]"),
     "one other score": (lambda line: line["scores"].__setitem__(3, line["scores"][3] + 1e-3), "scores[3]"),
     "a score that is no number": (lambda line: line["scores"].__setitem__(0, math.nan), "scores[0]"),
-    "a reward without its score": (lambda line: line["scores"].__setitem__(-1, None), "pruned"),
     "a score too many": (lambda line: line["scores"].append(0.0), "scores: number of values"),
     "a reward's value too few": (lambda line: line["rewards"]["verifier"].pop(), "verifier: number of values"),
     "a reward less": (lambda line: line["rewards"].pop("verifier"), "rewards"),
@@ -114,7 +110,6 @@ STARTS: dict[str, tuple[Callable[[Line], None], str]] = {
     "another solver": (of_plan("solver", "dpm2"), "served.plan.solver"),
     "another guidance": (of_plan("guidance", 2.0), "served.plan.guidance"),
     "stochastic steps": (of_plan("sde", {"kind": "dance", "eta": 0.3}), "served.plan.sde"),
-    "other pruning": (of_plan("prune", {"after": 3, "keep": 6}), "served.plan.prune"),
     "another precision": (of_served("precision", "nvfp4"), "served.precision"),
 }
 

@@ -69,7 +69,7 @@ def actors(service: RunningService) -> list[int]:
 
 def test_scores_and_images_have_the_same_bits(service: RunningService, two: RunningService) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png"}
-    asked |= {"steps": 4, "prune": {"after": 2, "keep": 26}, "solver": "dpm2"}
+    asked |= {"steps": 4, "solver": "dpm2"}
     assert groups(two, **asked) == groups(service, **asked)
     chunks = counted(two, "solrl_worker_chunks_total")
     assert all(chunks[name] > 0 for name in ("ray:0", "ray:1"))

@@ -59,7 +59,7 @@ class Process:
     def publish(self, adapter: Adapter) -> Adapter:
         return adapter
 
-    def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+    def send(self, header: Header, source: Any = None) -> None:
         match header["do"]:
             case "load":
                 self.on_load()
@@ -352,9 +352,9 @@ def test_deaths_beside_chunks_of_another_worker_give_no_worker_up() -> None:
 
 def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(Process):
-        def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+        def send(self, header: Header, source: Any = None) -> None:
             if header["do"] == "load":
-                super().send(header, body, source)
+                super().send(header, source)
 
     patient = Process(on_load=lambda: monkeypatch.setattr(remote, "_SILENT", 100.0))
     monkeypatch.setattr(remote, "_SILENT", 0.01)

@@ -12,8 +12,6 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.errors import RewardUnavailableError
-from solrl_core.sampling.sampler import Trajectory
-from solrl_core.sampling.solvers import Dpm2
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RewardTime
 from solrl_rollout.engine.errors import EngineDeadError, chunk_error
@@ -38,20 +36,6 @@ from tests.support.adapters import random_adapter
 LAYOUT = {"linear": (4, 6), "other": (8, 4)}
 
 
-def halfway(count: int) -> Trajectory:
-    solver = Dpm2()
-    solver.history, solver.sigma = (torch.randn(count, 3, 4, 4),), 1 / 3
-    return Trajectory(torch.randn(count, 3, 4, 4), solver, 2)
-
-
-def same(ours: Trajectory | None, theirs: Trajectory | None) -> bool:
-    assert ours is not None
-    assert theirs is not None
-    tensors = zip((ours.x, *ours.solver.history), (theirs.x, *theirs.solver.history), strict=True)
-    where = ours.index == theirs.index and ours.solver.sigma == theirs.solver.sigma
-    return where and type(ours.solver) is type(theirs.solver) and all(torch.equal(*pair) for pair in tensors)
-
-
 def test_a_chunk_arrives_as_it_was_sent() -> None:
     adapter = VersionedAdapter("sha256:one", random_adapter(LAYOUT, 1))
     of = job("r", "t", steps=4, precision="nvfp4", adapter=adapter, images=True)
@@ -60,14 +44,13 @@ def test_a_chunk_arrives_as_it_was_sent() -> None:
         "other": ExternalReward("http://b:2", None),
     }
     of.plan = of.plan.model_copy(update={"solver": "dpm2", "guidance": 2.5})
-    sent = chunk(of, "a “red” circle", start=halfway(4), until=3)
-    header, body = encode_chunk(sent)
-    arrived = decode_chunk(json.loads(json.dumps(header)), body)
+    sent = chunk(of, "a “red” circle")
+    header = encode_chunk(sent)
+    arrived = decode_chunk(json.loads(json.dumps(header)))
     assert (header["adapter"], arrived.job.adapter) == (adapter.digest, None)  # which is found by its digest
     for field in ("tenant", "run", "model", "precision", "plan", "rewards", "images", "external_rewards"):
         assert getattr(arrived.job, field) == getattr(of, field), field
-    assert (arrived.prompt, list(arrived.seeds), arrived.until) == (sent.prompt, list(sent.seeds), 3)
-    assert same(arrived.start, sent.start)
+    assert (arrived.prompt, list(arrived.seeds)) == (sent.prompt, list(sent.seeds))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -76,12 +59,11 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
     rewards = {"a": values[:4], "b": values[:4] if shared else values[4:]}
     images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8)
     times = {"a": RewardTime(seconds=0.125), "b": RewardTime(seconds=0.125, server="there:80")}
-    sent = ScoredChunk(rewards, images, halfway(4), 3, 0.0, True, 0.5, 2.0, 0.25, 0.125, times)
-    arrived = decode_scored(*encode_scored(sent), job(steps=4).plan.model_copy(update={"solver": "dpm2"}))
+    sent = ScoredChunk(rewards, images, 3, 0.0, True, 0.5, 2.0, 0.25, 0.125, times)
+    arrived = decode_scored(*encode_scored(sent))
     assert all(torch.equal(arrived.rewards[name], rewards[name]) for name in rewards)
     assert arrived.images is not None
     assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
-    assert same(arrived.trajectory, sent.trajectory)
     for field in ("truncated_tokens", "switched", "switch", "generate", "reward", "server_seconds", "times"):
         assert getattr(arrived, field) == getattr(sent, field)
 

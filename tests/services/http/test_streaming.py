@@ -3,7 +3,6 @@
 import json
 from typing import Any, BinaryIO
 
-import pytest
 from pydantic import TypeAdapter
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, RolloutAnswer, RolloutGroup, StartLine, StreamLine
 from tests.support.service_helpers import RunningService, problem, rollout_request
@@ -24,11 +23,8 @@ def test_the_lines_have_the_content_of_the_document(service: RunningService) -> 
     assert dict(start.served).items() <= dict(whole).items()
 
 
-@pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 4}], ids=["whole", "pruned"])
-def test_the_first_group_arrives_before_the_last_is_begun(
-    service: RunningService, prune: dict[str, int] | None
-) -> None:
-    request = rollout_request(prompts=[f"{i} red circles" for i in range(40)], count=48, steps=2, prune=prune)
+def test_the_first_group_arrives_before_the_last_is_begun(service: RunningService) -> None:
+    request = rollout_request(prompts=[f"{i} red circles" for i in range(40)], count=48, steps=2)
     streaming = service.send(request, accept=STREAM_MEDIA_TYPE)
     with streaming.socket.makefile("rb") as stream:
         while stream.readline().strip():

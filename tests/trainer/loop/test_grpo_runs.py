@@ -61,7 +61,7 @@ def test_a_recipe_trains_and_resumes_bit_for_bit(recipe: str, stages: str, tmp_p
 @pytest.mark.parametrize(
     ("recipe", "settings"),
     [
-        ("flowgrpo_two_stage", ("explore.precision=nvfp4", "explore.prune={after: 4, keep: 5}")),
+        ("flowgrpo_two_stage", ("explore.precision=nvfp4",)),
         ("dancegrpo_two_stage", ()),
     ],
 )
@@ -93,12 +93,11 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
 
 
 def test_an_unmerged_adapter_takes_the_trained_steps(small_service: RunningService, tmp_path: Path) -> None:
-    """Also at a service, also pruned. The first adapter changes nothing, so only the second tells its use."""
-    settings = ("explore.precision=nvfp4", "explore.prune={after: 4, keep: 5}")
+    """Also at a service. The first adapter changes nothing, so only the second tells its use."""
     proxies = []
     for use, url in (("merged", None), ("unmerged", None), ("unmerged", small_service.url)):
         output = tmp_path / f"{use}-{'local' if url is None else 'served'}"
-        go("flowgrpo_two_stage", output, *settings, f"explore.adapter={use}", url=url)
+        go("flowgrpo_two_stage", output, "explore.precision=nvfp4", f"explore.adapter={use}", url=url)
         proxies.append([line["proxy_mean"] for line in iterations(output)])
     merged, local, served = proxies
     assert local == served

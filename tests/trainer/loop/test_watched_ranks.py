@@ -68,14 +68,14 @@ def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service,
 def test_a_lagging_run_is_measured_as_explored(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     roots = set()
-    unpruned_groups = ServiceSource.unpruned_groups
+    groups_of = ServiceSource.groups_of
 
     def noted(self: ServiceSource, prompts: object, version: int, root: int, iteration: int) -> object:
         asked.append((version, iteration))
         roots.add(root)
-        return unpruned_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
+        return groups_of(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ServiceSource, "unpruned_groups", noted)
+    monkeypatch.setattr(ServiceSource, "groups_of", noted)
     monkeypatch.setattr(held_out, "LEAST_FIDELITY", 1.0)
     settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged")
     watcher = Watcher()

@@ -32,7 +32,7 @@ def test_two_processes_and_then_three_give_the_weights_of_one_bit_for_bit(alone:
 
 
 def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
-    extra = ("rollout_url=null", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
+    extra = ("rollout_url=null", "explore.precision=nvfp4")
     watched = ("evaluate.fidelity_prompts=2", "evaluate.fidelity_every=1")
     folders = {size: tmp_path / str(size) for size in (1, 2)}
     for size, folder in folders.items():

@@ -17,7 +17,7 @@ LAGGED = ("explore.lag=1", "evaluate.fidelity_prompts=0")
 
 def served(service: RunningService, folder: Path, *settings: str) -> list[str]:
     """Arguments of a run that a service explores."""
-    words = arguments(folder, ITERATIONS, "explore.precision=nvfp4", "explore.prune=null", *settings, recipe="sol_rl")
+    words = arguments(folder, ITERATIONS, "explore.precision=nvfp4", *settings, recipe="sol_rl")
     return [*words, "--rollout-url", service.url, "--run", folder.name]
 
 

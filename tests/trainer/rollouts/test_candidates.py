@@ -1,6 +1,5 @@
 """Candidates by an exploration plan, and images scored or evaluated: in batches that fit into memory."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
-from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_proto.rollouts import Plan, PromptItem, RewardSpec
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
@@ -24,7 +23,7 @@ OTHER = PromptItem(id="q", text="two blue squares")
 PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
 SEEDS = range(CHUNK_SIZE + 6)
 EACH, OTHERS = [PROMPT] * len(SEEDS), [OTHER] * len(SEEDS)
-PRUNED = Plan(steps=4, prune=Prune(after=2, keep=8))
+PLAN = Plan(steps=4)
 
 
 def maker_of(generator: Any, plan: Plan, scorer: SampleScorer, batch: AdaptiveBatchSize | None = None) -> GroupSampler:
@@ -47,19 +46,13 @@ def scorer(loaded: Backbone) -> SampleScorer:
     )
 
 
-def test_survivors_have_the_scores_of_their_group_and_images(generator: Generator, scorer: SampleScorer) -> None:
-    maker = maker_of(generator, PRUNED, scorer)
-    whole, pruned = maker.scores(EACH, SEEDS, unpruned=True), maker.scores(EACH, SEEDS)
-    made = ~pruned.isnan()
-    assert int(made.sum()) == 8
-    assert not whole.isnan().any()
-    assert torch.allclose(pruned[made], whole[made], atol=1e-4)
+def test_candidates_have_the_scores_of_their_group_and_images(generator: Generator, scorer: SampleScorer) -> None:
+    maker = maker_of(generator, PLAN, scorer)
     group, other = maker.groups([PROMPT, OTHER], [SEEDS, SEEDS])
-    assert [not math.isnan(score) for score in group.scores] == made.tolist()
     assert (group.prompt, list(group.seeds), group.samples) == (PROMPT, list(SEEDS), None)
-    again = maker.scores(OTHERS, SEEDS)
-    assert torch.equal(torch.tensor(other.scores).nan_to_num(9), again.nan_to_num(9))
-    scores = maker.scores(EACH, SEEDS, unpruned=True)
+    assert torch.equal(torch.tensor(other.scores), maker.scores(OTHERS, SEEDS))
+    scores = maker.scores(EACH, SEEDS)
+    assert torch.allclose(torch.tensor(group.scores), scores, atol=1e-4)
     again = scorer.score_images(EACH[3:9], maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
 
@@ -84,11 +77,11 @@ class Small:
 def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: SampleScorer) -> None:
     notes: list[str] = []
     small = Small(generator, 7)
-    maker = maker_of(small, PRUNED, scorer, AdaptiveBatchSize(on_exhausted=notes.append))
+    maker = maker_of(small, PLAN, scorer, AdaptiveBatchSize(on_exhausted=notes.append))
     found = maker.scores(EACH, SEEDS)
-    expected = maker_of(generator, PRUNED, scorer).scores(EACH, SEEDS)
-    assert torch.allclose(found, expected, atol=1e-5, equal_nan=True)
-    assert small.batches == [24, 12, *[6] * 7]
+    expected = maker_of(generator, PLAN, scorer).scores(EACH, SEEDS)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert small.batches == [24, 12, *[6] * 5]
     assert [note.partition(":")[0] for note in notes] == [
         "memory ran out generating 24 images at once; the limit is now 12",
         "memory ran out generating 12 images at once; the limit is now 6",
@@ -99,9 +92,9 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sam
     assert sampler.batch.size == 1
     # No batch is larger than the setting.
     small = Small(generator, 100)
-    found = maker_of(small, PRUNED, scorer, AdaptiveBatchSize(size=16)).scores(EACH, SEEDS)
-    assert torch.allclose(found, expected, equal_nan=True)
-    assert small.batches == [16, 16, 16]
+    found = maker_of(small, PLAN, scorer, AdaptiveBatchSize(size=16)).scores(EACH, SEEDS)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert small.batches == [16, 16]
     assert RunConfig.model_fields["batch"].default == CHUNK_SIZE  # a service's
 
 

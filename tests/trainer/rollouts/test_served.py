@@ -122,7 +122,7 @@ def test_a_share_that_the_trainer_explores_has_the_same_bits_also_when_resumed(
 
 
 @pytest.mark.slow
-def test_a_share_of_pruned_and_stochastic_candidates_has_the_same_bits(service: RunningService, tmp_path: Path) -> None:
+def test_a_share_of_stochastic_candidates_has_the_same_bits(service: RunningService, tmp_path: Path) -> None:
     """Of a moving window of stochastic steps, those of the iteration that is explored ahead."""
     overrides = [
         *SMALL,

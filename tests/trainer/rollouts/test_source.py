@@ -61,7 +61,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     with pytest.raises(ConnectionError):
         source.images_of(PROMPTS, [[1, 2]], 1, 2)
     with pytest.raises(ConnectionError):
-        source.unpruned_groups(PROMPTS, 0, 7, 1)
+        source.groups_of(PROMPTS, 0, 7, 1)
     assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
 
 

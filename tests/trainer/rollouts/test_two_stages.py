@@ -38,8 +38,8 @@ FITTED = (
 """Euler steps as a fitted solver, which ends at its last prediction."""
 PLANS = {
     "whole": ("iterations=2",),
-    "pruned": ("explore.prune={after: 1, keep: 8}", "explore.adapter=unmerged"),
-    "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
+    "unmerged": ("explore.adapter=unmerged",),
+    "fitted": (f"explore.fitted={FITTED}", "iterations=1"),
 }
 
 

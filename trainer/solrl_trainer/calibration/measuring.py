@@ -3,7 +3,6 @@
 A machine that becomes slower, or faster, changes the times of all plans alike, and the times of one prompt compare.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import numpy.typing as npt
 import torch
 from solrl_proto.rollouts import Plan, PromptItem
 
-from solrl_trainer.calibration.plans import solver_steps
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, shard
 from solrl_trainer.rollouts.candidates import GroupSampler
 
@@ -26,7 +24,7 @@ class Observed:
     """Scores and times of a plan.
 
     Attributes:
-        scores: float32 [prompts, N], final scores; NaN for a pruned candidate.
+        scores: float32 [prompts, N], final scores.
         seconds: float64 [prompts], time of each group, rewards included.
     """
 
@@ -55,83 +53,38 @@ class PlanBenchmark:
         self._candidates = len(seeds[prompts[0].id])
 
     def scores(self, plan: Plan) -> torch.Tensor:
-        """Scores [prompts, N] of a plan without pruning."""
+        """Scores [prompts, N] of a plan."""
         rows = []
         for prompt in self._local:
-            rows.append(self._factory(plan).scores(*self._group_of(prompt)))
-            self._finish(solver_steps(plan, self._candidates))
+            rows.append(self._group(plan, prompt)[0])
         return gather_rows(torch.stack(rows) if rows else torch.empty(0, self._candidates), self._world)
 
     def measure(self, plans: Sequence[Plan]) -> list[Observed]:
         """Measure plans in turns, after a group of each on the first prompt that warms the device up.
 
         The order of the plans is turned round with every prompt, so that a steady drift favours neither end.
-        Plans that prune after the same step share the steps before it, and the time of these counts for each.
         """
-        ways = shared_beginnings(plans)
-        self._turn(ways, self._prompts[0])
+        for plan in plans:
+            self._group(plan, self._prompts[0])
         shape = (len(self._local), len(plans))
         scores = torch.full((*shape, self._candidates), torch.nan)
         seconds = torch.zeros(shape, dtype=torch.float64)
         for row, prompt in enumerate(self._local):
-            for at, part in self._turn(ways if row % 2 == 0 else ways[::-1], prompt):
-                scores[row, at], seconds[row, at] = part
+            for place in range(len(plans)) if row % 2 == 0 else reversed(range(len(plans))):
+                scores[row, place], seconds[row, place] = self._group(plans[place], prompt)
         scores, seconds = (gather_rows(own, self._world) for own in (scores, seconds))
         return [Observed(plan, scores[:, at], seconds[:, at].numpy()) for at, plan in enumerate(plans)]
 
     def steps(self, plans: Sequence[Plan], true: Plan) -> int:
         """Solver steps of this rank's candidates for `scores` of the true plan and `measure`."""
-        turn = sum(shared_steps([plan for _, plan in way], self._candidates) for way in shared_beginnings(plans))
-        return len(self._local) * solver_steps(true, self._candidates) + (1 + len(self._local)) * turn
+        steps = len(self._local) * true.steps + (1 + len(self._local)) * sum(plan.steps for plan in plans)
+        return self._candidates * steps
 
-    def _group_of(self, prompt: PromptItem) -> tuple[list[PromptItem], Sequence[int]]:
-        return [prompt] * self._candidates, self._seeds[prompt.id]
-
-    def _turn(
-        self, ways: Sequence[Sequence[tuple[int, Plan]]], prompt: PromptItem
-    ) -> list[tuple[int, tuple[torch.Tensor, float]]]:
-        """Each plan on one prompt: (place of the plan, (scores [N], seconds))."""
-        measured = []
-        for way in ways:
-            plans = [plan for _, plan in way]
-            parts = self._group(plans, prompt)
-            measured += [(at, part) for (at, _), part in zip(way, parts, strict=True)]
-            self._finish(shared_steps(plans, self._candidates))
-        return measured
-
-    def _group(self, plans: Sequence[Plan], prompt: PromptItem) -> list[tuple[torch.Tensor, float]]:
-        """A group under plans that share their beginning: scores and seconds of each."""
-        sampler, (prompts, seeds) = self._factory(plans[0]), self._group_of(prompt)
+    def _group(self, plan: Plan, prompt: PromptItem) -> tuple[torch.Tensor, float]:
+        """A group of a prompt by a plan: scores [N] and seconds."""
+        sampler = self._factory(plan)
         began = time.perf_counter()
-        if plans[0].prune is None:
-            scores = sampler.scores(prompts, seeds)
-            return [(scores, time.perf_counter() - began)]
-        trajectory, predicted = sampler.halfway(prompts, seeds, plans[0].prune.after)
-        shared = time.perf_counter() - began
-        measured = []
-        for plan in plans:
-            assert plan.prune is not None
-            began = time.perf_counter()
-            scores = sampler.finished(prompts, seeds, trajectory, predicted, plan.prune.keep)
-            measured.append((scores, shared + time.perf_counter() - began))
-        return measured
-
-
-def shared_beginnings(plans: Sequence[Plan]) -> list[list[tuple[int, Plan]]]:
-    """Plans and their places, those together that prune after the same step of the same solver.
-
-    A plan without pruning is alone, because its candidates are not scored on the way.
-    """
-
-    def beginning(numbered: tuple[int, Plan]) -> Plan:
-        _, plan = numbered
-        return plan if plan.prune is None else plan.model_copy(update={"prune": plan.prune.after})
-
-    return [list(way) for _, way in itertools.groupby(enumerate(plans), beginning)]
-
-
-def shared_steps(plans: Sequence[Plan], candidates: int) -> int:
-    """Solver steps of a group under plans that share their beginning."""
-    alone = sum(solver_steps(plan, candidates) for plan in plans)
-    shared = plans[0].prune.after if plans[0].prune else 0
-    return alone - (len(plans) - 1) * candidates * shared
+        scores = sampler.scores([prompt] * self._candidates, self._seeds[prompt.id])
+        seconds = time.perf_counter() - began
+        self._finish(self._candidates * plan.steps)
+        return scores, seconds

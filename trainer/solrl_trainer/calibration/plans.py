@@ -11,7 +11,7 @@ from solrl_core.sampling.fitting import SCHEDULES, Examples, fit, make_examples,
 from solrl_core.sampling.generator import Generator
 from solrl_proto.identifiers import Precision
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune, RequestedPrecision
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, RequestedPrecision
 
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.ranks.rank_runtime import RankRuntime
@@ -21,8 +21,6 @@ from solrl_trainer.settings.defaults import CALIBRATED_STEPS
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
 """Training prompts, and candidates per prompt, whose trajectories the fitted solvers match."""
 _SOLVERS = TypeAdapter(list[FittedSolver])
-_LEAST_PRUNED = 4
-"""Fewest steps of a plan that prunes."""
 
 
 @dataclass(frozen=True)
@@ -31,58 +29,28 @@ class PlanSet:
 
     Attributes:
         steps: numbers of steps of the run's solver. The reference's number is always added.
-        keep: numbers of candidates that pruning keeps; empty for a third, half and two thirds of the group.
         schedules: noise levels of fitted steps, a solver for each.
     """
 
     steps: tuple[int, ...] = CALIBRATED_STEPS
-    keep: tuple[int, ...] = ()
     schedules: tuple[tuple[float, ...], ...] = SCHEDULES
 
 
 def plans(
     config: RunConfig, precisions: Sequence[Precision], solvers: Sequence[FittedSolver], limits: PlanSet
 ) -> list[Plan]:
-    """Plans to measure: each precision, in each number of steps and fitted ones, pruned and not.
-
-    Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
-    are better than another solver's. Plans that prune after the same step of the same solver follow each other.
-    """
-    prune_sizes = _kept(config, limits)
-    plans_to_measure: list[Plan] = []
+    """Plans to measure: each precision, in each number of steps and fitted ones."""
     counts = sorted({*limits.steps, config.explore.steps})
-    ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
-    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in solvers]
-    for precision, (steps, by, after) in itertools.product(precisions, ways):
-        whole = Plan(
-            steps=steps,
-            solver=config.solver,
-            fitted=by,
-            guidance=config.guidance,
-            precision=precision,
-        )
-        keeps = prune_sizes if steps >= _LEAST_PRUNED else []
-        pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
-        plans_to_measure += [whole, *pruned]
-    return plans_to_measure
-
-
-def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
-    explore = config.explore
-    if not limits.keep:
-        thirds = {explore.candidates // 3, explore.candidates // 2, explore.candidates * 2 // 3}
-        return sorted(keep for keep in thirds if explore.keep <= keep)
-    for keep in limits.keep:
-        if not explore.keep <= keep < explore.candidates:
-            raise ValueError(
-                f"got --keep {keep}; expected at least the {explore.keep} that are selected (explore.keep), and fewer "
-                f"than the {explore.candidates} candidates (explore.candidates)"
-            )
-    return sorted(set(limits.keep))
+    ways: list[tuple[int, FittedSolver | None]] = [(steps, None) for steps in counts]
+    ways += [(len(solver.sigmas), solver) for solver in solvers]
+    return [
+        Plan(steps=steps, solver=config.solver, fitted=fitted, guidance=config.guidance, precision=precision)
+        for precision, (steps, fitted) in itertools.product(precisions, ways)
+    ]
 
 
 def reference_plan(config: RunConfig, precisions: Sequence[Precision]) -> Plan:
-    """The plan that others are compared with: the run's steps without pruning, at the fastest precision, the first."""
+    """The plan that others are compared with: the run's steps at the fastest precision, the first."""
     return Plan(steps=config.explore.steps, solver=config.solver, guidance=config.guidance, precision=precisions[0])
 
 
@@ -95,19 +63,11 @@ def explored_precisions(precision: RequestedPrecision, device: torch.device) -> 
     return list(filter(is_explored, supported_precisions(device)))
 
 
-def solver_steps(plan: Plan, candidates: int) -> int:
-    """Solver steps that a group of candidates takes under a plan."""
-    if plan.prune is None:
-        return candidates * plan.steps
-    return candidates * plan.prune.after + plan.prune.keep * (plan.steps - plan.prune.after)
-
-
 def name(plan: Plan) -> str:
-    """Short name of a plan, such as "nvfp4 6 steps, pruned to 48 after 3" or "nvfp4 4 fitted steps (1, 0.87, …)"."""
+    """Short name of a plan, such as "nvfp4 6 steps" or "nvfp4 4 fitted steps (1, 0.87, …)"."""
     by = plan.fitted
     steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
-    pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
-    return f"{plan.precision} {plan.steps} {steps}{pruned}"
+    return f"{plan.precision} {plan.steps} {steps}"
 
 
 def recipe_examples(config: RunConfig, generator: Generator) -> Examples:

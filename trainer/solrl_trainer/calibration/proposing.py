@@ -42,7 +42,7 @@ def proposals(
     """Numbers of candidates and kept samples, the fastest first; those of the run are among them.
 
     Args:
-        proxy: scores [prompts, N] by the exploring plan, which does not prune.
+        proxy: scores [prompts, N] by the exploring plan.
         true: scores [prompts, N] of the same seeds in BF16.
         keep: the run's number of kept samples.
         explored: seconds to explore and score one candidate by the plan.

@@ -90,7 +90,7 @@ def calibrate(
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     precisions = explored_precisions(config.explore.precision, torch.device(device))
-    plans(config, precisions, [], limits)  # refuses limits that no plan can meet, before the model is loaded
+    plans(config, precisions, [], limits)  # refuses numbers of steps that no plan has, before the model is loaded
     logger.info(f"loading {config.model}")
     size = config.generate.size
     backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers, size=size)
@@ -127,7 +127,7 @@ def calibrate(
     chosen = cheapest(measured, requirement)
     conclusion = verdict(measured, chosen, reference, requirement)
     summary = content(config, measured, requirement, chosen, reference, conclusion)
-    if chosen is not None and chosen.plan.prune is None:
+    if chosen is not None:
         scores = next(plan.scores for plan in observed if plan.plan == chosen.plan)
         summary["numbers"] = _numbers(config, measured, chosen, scores, true)
     if processes.is_rank_zero:
@@ -143,7 +143,7 @@ def _numbers(
 ) -> dict[str, Any]:
     """Proposed numbers of candidates and kept samples for the chosen plan: a line, and all of them."""
     candidates, keep = config.explore.candidates, config.explore.keep
-    whole = [each for each in measured if each.plan.precision == "bf16" and each.plan.prune is None]
+    whole = [each for each in measured if each.plan.precision == "bf16"]
     longest = max(whole, key=lambda each: each.plan.steps)
     ordered = proposals(
         proxy,
@@ -238,7 +238,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "calibration.json", json.dumps(summary, indent=1) + "\n")
     if chosen is not None:
-        fields = {"steps", "precision", "prune", "fitted"}
+        fields = {"steps", "precision", "fitted"}
         plan = chosen.plan.model_dump(mode="json", include=fields)
         plan["calibrated_for"] = binding.model_dump(mode="json")
         settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (

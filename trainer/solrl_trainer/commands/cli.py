@@ -284,7 +284,7 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
                 command.output,
                 prompts=command.prompts,
                 requirement=Requirement(command.separation, command.loss),
-                limits=PlanSet(command.steps, command.keep, SCHEDULES[: command.schedules]),
+                limits=PlanSet(command.steps, SCHEDULES[: command.schedules]),
                 processes=processes,
                 progress=countdown,
             )

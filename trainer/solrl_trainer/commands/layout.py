@@ -215,16 +215,11 @@ def stages(config: RunConfig, rates: Rates) -> Stages:
     """Seconds of one prompt with a run's settings."""
     explore, samples = config.explore, config.regenerate
     step = rates.bf16 if explore.precision == "bf16" or not config.two_stage else rates.fp8
-    steps, images = explore.candidates * explore.steps, explore.candidates
-    if explore.prune is not None:
-        dropped = explore.candidates - explore.prune.keep
-        steps -= dropped * (explore.steps - explore.prune.after)
-        images += explore.prune.keep  # candidates are scored halfway, and the rest again
     regenerated = explore.keep if config.two_stage else 0
     point = rates.point - (0 if config.algorithm.model_dump().get("kl_weight") else rates.reference)
     points = trained_steps(samples.steps, config.algorithm.timestep_fraction)
     return Stages(
-        explore=steps * step + images * rates.image,
+        explore=explore.candidates * (explore.steps * step + rates.image),
         regenerate=regenerated * (samples.steps * rates.bf16 + rates.image),
         train=explore.keep * points * point,
     )

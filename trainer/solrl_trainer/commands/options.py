@@ -141,11 +141,9 @@ class Calibrate(SettingsCommand):
     separation: Annotated[float, tyro.conf.arg(name="wanted")] = 0.8
     """Minimum separation of the selected best and worst, with its whole interval: 1 is perfect, 0 is chance."""
     loss: Annotated[float | None, _shown("X", "any")] = None
-    """Maximum loss of separation against explore.steps without pruning, with its whole interval, such as 0.02."""
+    """Maximum loss of separation against explore.steps, with its whole interval, such as 0.02."""
     steps: tuple[int, ...] = CALIBRATED_STEPS
     """Numbers of steps to measure. explore.steps is always measured."""
-    keep: Annotated[tuple[int, ...], _shown("N …", "a third, half and two thirds of the candidates")] = ()
-    """Numbers of candidates that pruning keeps."""
     schedules: int = CALIBRATED_SCHEDULES
     """Number of solvers of few steps that are fitted and measured."""
 

@@ -223,7 +223,7 @@ def _floor_error(config: RunConfig, version: int, spearman: float, prompts: int)
 
 
 def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> Fidelity:
-    """Compare the scores of groups, explored as for iteration `version` but not pruned, with those of regenerated ones.
+    """Compare the scores of groups, explored as for iteration `version`, with those of regenerated ones.
 
     Prompts and seeds are the same at every version. Regeneration is under `version`, the merged behaviour policy.
     """
@@ -233,7 +233,7 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
     if local:
         session.models.encoders.encode([prompt.text for prompt in local], config.guidance)
         explored = max(0, version - config.lag)
-        groups = session.source.unpruned_groups(local, explored, seed_root(config.seed, -1), version)
+        groups = session.source.groups_of(local, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
         per_batch = session.device.groups_per_batch(config.explore.candidates)
         true = torch.cat([_true_scores(session, part) for part in batched(groups, per_batch)])

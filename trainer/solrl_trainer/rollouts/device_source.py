@@ -34,7 +34,6 @@ from solrl_trainer.rollouts.exploration import (
     Exploration,
     ExplorationSummary,
     exploration_plan,
-    scored,
     seed_root,
     training_plan,
 )
@@ -149,10 +148,9 @@ class DeviceSource:
             seconds += time.perf_counter() - started
             if group is None:
                 break
-            scores = scored(group.scores)
             # Scores without samples are summed in float64, like a service's; samples in float32.
-            score_sum += sum(scores) if group.samples is None else float(group.samples.scores.sum())
-            score_count += len(scores)
+            score_sum += sum(group.scores) if group.samples is None else float(group.samples.scores.sum())
+            score_count += len(group.scores)
             yield group
         generator = self._group_sampler.sampler.generator
         # Without lag, the version has the number of the iteration.
@@ -179,11 +177,9 @@ class DeviceSource:
         prompts, seeds = flattened([one.prompt for one in selections], [one.seeds for one in selections])
         return self.scorer.score_samples(prompts, self.sampler.sample(prompts, seeds))
 
-    def unpruned_groups(
-        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
-    ) -> list[CandidateGroup]:
-        """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
-        return list(self._groups(prompts, iteration, root, unpruned=True))
+    def groups_of(self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int) -> list[CandidateGroup]:
+        """Explore the groups of these prompts as for an iteration; `root` is the root of their seeds."""
+        return list(self._groups(prompts, iteration, root))
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
@@ -193,15 +189,13 @@ class DeviceSource:
         parts = [self._group_sampler.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
         return torch.cat(parts), time.perf_counter() - started
 
-    def _groups(
-        self, prompts: Sequence[PromptItem], iteration: int, root: int, *, unpruned: bool = False
-    ) -> Iterator[CandidateGroup]:
+    def _groups(self, prompts: Sequence[PromptItem], iteration: int, root: int) -> Iterator[CandidateGroup]:
         candidates = self._config.explore.candidates
         per_batch = self._group_sampler.sampler.batch.groups(candidates, self.models.backbone.device)
         for part in batched(prompts, per_batch):
             seeds = [expand_seeds(root, prompt.id, candidates) for prompt in part]
             self._planned = iteration
-            yield from self._group_sampler.groups(part, seeds, unpruned=unpruned)
+            yield from self._group_sampler.groups(part, seeds)
 
     def _make_group_sampler(self) -> GroupSampler:
         """Explores by the plan; without a second stage, the candidates are the training samples."""

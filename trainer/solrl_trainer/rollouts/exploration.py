@@ -1,6 +1,5 @@
 """Exploration of an iteration, whose scores decide which seeds are trained on, and the samples of all ranks."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -23,7 +22,7 @@ class ExplorationSummary:
         iteration: iteration that the candidates are for.
         version: version of the behaviour policy.
         precision, numerics: arithmetic of the generation.
-        score_sum, score_count: sum and number of scores, over all candidates that have one.
+        score_sum, score_count: sum and number of scores, over all candidates.
         seconds: duration, whether or not the trainer waited for it; of a service's part, if it explores a share.
         seconds_here: time in which this device explored its share, under the version of this iteration; None if it has
             none beside a service.
@@ -42,7 +41,7 @@ class ExplorationSummary:
 
     def with_groups(self, groups: Sequence[CandidateGroup], seconds: float) -> Self:
         """With these groups, which this device explored, and the time in which it explored in this iteration."""
-        scores = [score for group in groups for score in scored(group.scores)]
+        scores = [score for group in groups for score in group.scores]
         return replace(
             self,
             score_sum=self.score_sum + sum(scores),
@@ -73,11 +72,6 @@ class Exploration:
             yield arrived
 
 
-def scored(scores: Sequence[float]) -> list[float]:
-    """The scores of candidates that were not pruned."""
-    return [score for score in scores if not math.isnan(score)]
-
-
 def seed_root(seed: int, iteration: int) -> int:
     """Root of all candidates' seeds of an iteration; iteration −1 is the measurement of rank fidelity."""
     return expand_seeds(seed, f"explore/{iteration}", 1)[0]
@@ -93,7 +87,6 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
     explore = config.explore
     return Plan(
         steps=explore.steps,
-        prune=explore.prune,
         solver=config.solver,
         fitted=explore.fitted,
         sde=config.explored_steps(iteration),

@@ -88,7 +88,7 @@ class CandidateGroup:
 
     Attributes:
         seeds: one seed per candidate.
-        scores: one score per candidate; NaN for a pruned one, which is never selected.
+        scores: one score per candidate.
         samples: latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
             otherwise regenerated ones, None until then.
     """

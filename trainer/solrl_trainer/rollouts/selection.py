@@ -3,7 +3,6 @@
 A selection has the indices from the best to the worst score, so its first half is its best half.
 """
 
-import math
 from collections.abc import Sequence
 
 from solrl_proto.selection import best_worst, merge_ties
@@ -13,15 +12,10 @@ from solrl_trainer.settings.rollout_sections import Explore
 
 
 def select(group: CandidateGroup, settings: Explore) -> CandidateGroup:
-    """Select the best and the worst `settings.keep` of a group's candidates, never pruned ones, which have no score.
-
-    Stored images are all trained on.
-    """
+    """Select the best and the worst `settings.keep` of a group's candidates. Stored images are all trained on."""
     if settings.source != "model":
         return group
-    made = [index for index, score in enumerate(group.scores) if not math.isnan(score)]
-    chosen = choose([group.scores[index] for index in made], settings.keep)
-    return group.rows([made[i] for i in chosen])
+    return group.rows(choose(group.scores, settings.keep))
 
 
 def choose(scores: Sequence[float], count: int) -> list[int]:

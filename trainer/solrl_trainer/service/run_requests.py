@@ -62,7 +62,6 @@ class RunRequests:
         seed_root: int,
         *,
         iteration: int,
-        unpruned: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
         """Seeds and scores of each prompt's candidates under `version`.
@@ -70,7 +69,6 @@ class RunRequests:
         Args:
             seed_root: root of the candidates' seeds.
             iteration: iteration whose plan to use.
-            unpruned: do not prune.
             on_group: called with each group as it arrives, from this thread.
 
         Raises:
@@ -78,7 +76,7 @@ class RunRequests:
                 `served-differently`: the answer does not match the request.
         """
         candidates = {"count": self.config.explore.candidates, "seed_root": seed_root}
-        plan = self._unpruned(iteration) if unpruned else exploration_plan(self.config, iteration)
+        plan = exploration_plan(self.config, iteration)
         return self._answer(prompts, version, candidates, plan, on_group)
 
     def images_of(
@@ -93,7 +91,7 @@ class RunRequests:
             ProblemError: refused or unreachable; 409 `served-differently`: an image is missing or not the model's.
         """
         assert self.model is not None
-        plan, kind = self._unpruned(iteration), "png"
+        plan, kind = exploration_plan(self.config, iteration), "png"
         requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.model.frames > 1:  # of which an answer has room for few
             each, kind = zip(prompts, seeds, strict=True), "webp"
@@ -115,9 +113,6 @@ class RunRequests:
             except ValueError as error:  # of base64, too
                 got = str(error).removeprefix("got ")
                 raise served_differently(self.url, f"{name}[{place}]", got, "an image of the model") from error
-
-    def _unpruned(self, iteration: int) -> Plan:
-        return exploration_plan(self.config, iteration).model_copy(update={"prune": None})
 
     def _rewards_of(self, prompt: PromptItem) -> ResolvedRewards:
         rewards = self.config.trained

@@ -246,7 +246,7 @@ class ServiceSource:
         except BaseException as error:
             arrived.put(error)
             return
-        scores = [score for group in answer.groups for score in group.scores if score is not None]
+        scores = [score for group in answer.groups for score in group.scores]
         arrived.put(
             ExplorationSummary(
                 iteration,
@@ -260,12 +260,10 @@ class ServiceSource:
             )
         )
 
-    def unpruned_groups(
-        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
-    ) -> list[CandidateGroup]:
-        """Explore the groups of these prompts under `version` as for an iteration, but without pruning."""
+    def groups_of(self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int) -> list[CandidateGroup]:
+        """Explore the groups of these prompts under `version` as for an iteration; their seeds have this `root`."""
         self.wait_for_push()
-        answer = self.client.candidates_of(prompts, version, root, iteration=iteration, unpruned=True)
+        answer = self.client.candidates_of(prompts, version, root, iteration=iteration)
         return list(map(candidate_group, prompts, answer.groups))
 
     def images_of(
@@ -278,5 +276,4 @@ class ServiceSource:
 
 def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
     """The candidates of a service's answer."""
-    scores = [torch.nan if score is None else score for score in group.scores]
-    return CandidateGroup(prompt, group.seeds, scores)
+    return CandidateGroup(prompt, group.seeds, group.scores)

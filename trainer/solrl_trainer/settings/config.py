@@ -288,12 +288,11 @@ class RunConfig(Section):
                 raise ValueError(
                     "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
                 )
-            for name in ("prune", "fitted"):
-                if getattr(explore, name) is not None:
-                    raise ValueError(
-                        f"explore.{name} generates cheap candidates, and with at=none they are trained on; "
-                        f"expected at=trainer, or explore.{name}=null"
-                    )
+            if explore.fitted is not None:
+                raise ValueError(
+                    "explore.fitted generates cheap candidates, and with at=none they are trained on; "
+                    "expected at=trainer, or explore.fitted=null"
+                )
         return value
 
     @field_validator("optimizer")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from solrl_core.model_options import ImageSize
-from solrl_proto.rollouts import AdapterUse, FittedSolver, ModelBinding, Prune, RequestedPrecision
+from solrl_proto.rollouts import AdapterUse, FittedSolver, ModelBinding, RequestedPrecision
 
 from solrl_trainer.algorithms.section import Positive, Section, Steps
 
@@ -48,8 +48,6 @@ class Explore(Section):
     adapter: AdapterUse = "merged"
     """merged: into the weights, which are then quantised. unmerged, with precision=nvfp4 alone: the base's weights are
     quantised, and the adapter's product, in BF16, is added to their outputs."""
-    prune: Prune | None = None
-    """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     sampler: ExplorationSampler = "ode"
@@ -80,11 +78,6 @@ class Explore(Section):
             raise ValueError(
                 f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "
                 f"explore.steps={len(self.fitted.sigmas)}, or explore.fitted=null for the run's solver"
-            )
-        if self.prune is not None and (self.prune.keep < self.keep or self.prune.after >= self.steps):
-            raise ValueError(
-                f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
-                f"expected fewer than {self.steps} steps, and at least the {self.keep} that are selected"
             )
         return self
 

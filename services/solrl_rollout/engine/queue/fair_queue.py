@@ -89,23 +89,18 @@ class FairQueue:
         self._only_turn = Quantum()
         self._new_flows_served = 0
 
-    def put(self, chunks: Sequence[Chunk], *, first: bool = False) -> None:
-        """Add all chunks, or none.
-
-        Args:
-            chunks: in the order that they are to run in.
-            first: whether the chunks continue served ones: they go before the run's other chunks, despite limits.
+    def put(self, chunks: Sequence[Chunk]) -> None:
+        """Add all chunks, in the order that they are to run in, or none.
 
         Raises:
             QueueFullError: they do not all fit.
         """
-        if not first:
-            requested = Counter[str]()
-            for chunk in chunks:
-                requested[chunk.tenant] += chunk.candidates
-            self.require_capacity(requested)
-        for chunk in reversed(chunks) if first else chunks:
-            self._add(chunk, first=first)
+        requested = Counter[str]()
+        for chunk in chunks:
+            requested[chunk.tenant] += chunk.candidates
+        self.require_capacity(requested)
+        for chunk in chunks:
+            self._add(chunk)
 
     def require_capacity(self, requested: Mapping[str, int]) -> None:
         """Check that `requested` further candidates of each tenant fit now.
@@ -177,7 +172,7 @@ class FairQueue:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def _add(self, chunk: Chunk, *, first: bool) -> None:
+    def _add(self, chunk: Chunk, *, first: bool = False) -> None:
         """Insert a chunk at the front (`first`) or back of its run's queue."""
         tenant, run = chunk.tenant, chunk.run
         if tenant not in self._waiting:

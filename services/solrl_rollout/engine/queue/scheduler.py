@@ -86,12 +86,8 @@ class Scheduler:
         self._seconds_per_cost = 0.0
         metrics.watch_queue(self._state)
 
-    def submit(self, chunks: list[Chunk], *, first: bool = False) -> None:
-        """Queue chunks.
-
-        Args:
-            chunks: in the order that they are to run in.
-            first: the chunks are survivors of pruning. They go before their run's other chunks, also beyond the limits.
+    def submit(self, chunks: list[Chunk]) -> None:
+        """Queue chunks, in the order that they are to run in.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -99,7 +95,7 @@ class Scheduler:
         with self.changed:
             self.require_alive()
             with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
-                self._queue.put(chunks, first=first)
+                self._queue.put(chunks)
             self.changed.notify_all()
 
     def require_alive(self) -> None:

@@ -84,13 +84,13 @@ class Child(ChunkQueue):
         # Images are compressed while the next chunk is generated.
         self._sender = ThreadPoolExecutor(1, "solrl-sender")
 
-    def handle(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+    def handle(self, header: Header, source: Any = None) -> None:
         """Handle a message; `source` is what its adapter is read from. Returns at once."""
         match header["do"]:
             case "load":
                 self._load(header)
             case "chunk":
-                chunk = decode_chunk(header["chunk"], body)
+                chunk = decode_chunk(header["chunk"])
                 self._ids[chunk] = header["id"]
                 # In a thread of its own, so that finding an adapter delays no other message.
                 self._finder.submit(self._put, chunk, header["chunk"]["adapter"], source)
@@ -217,8 +217,8 @@ def main() -> None:
     child = Child(messages.send, map_adapter)
     try:
         while True:
-            header, body = messages.receive()
-            child.handle(header, body, header.pop("source", None))
+            header, _ = messages.receive()
+            child.handle(header, header.pop("source", None))
     except ConnectionError:
         pass
     except BaseException:

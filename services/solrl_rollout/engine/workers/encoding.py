@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from solrl_core.sampling.sampler import Trajectory
-from solrl_core.sampling.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
@@ -30,7 +28,7 @@ _HOSTED = ("default_precision", "device")
 """Fields that cross as they are, of a job, a finished chunk and a hosted model."""
 
 
-def encode_message(header: Header, body: bytes) -> bytes:
+def encode_message(header: Header, body: bytes = b"") -> bytes:
     """A message as bytes."""
     text = json.dumps(header).encode()
     return b"".join((_SIZE.pack(len(text)), text, body))
@@ -43,41 +41,34 @@ def decode_message(message: bytes) -> tuple[Header, bytes]:
     return json.loads(message[_SIZE.size : end]), message[end:]
 
 
-def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
+def encode_chunk(chunk: Chunk) -> Header:
     """A chunk without its adapter's weights; the header has their digest."""
     job = chunk.job
-    start, tensors = pack_trajectory(chunk.start)
-    header = _plain(job, _JOB) | {
+    return _plain(job, _JOB) | {
         "adapter": job.adapter.digest if job.adapter else None,
         "plan": job.plan.model_dump(mode="json"),
         "prompt": chunk.prompt.model_dump(mode="json"),
         "seeds": list(chunk.seeds),
-        "start": start,
-        "until": chunk.until,
     }
-    return header, _save(tensors)
 
 
-def decode_chunk(header: Header, body: bytes) -> Chunk:
+def decode_chunk(header: Header) -> Chunk:
     """The chunk, in a job of its own that has no adapter yet."""
     plan = Plan.model_validate(header["plan"])
     job = Job(**{name: header[name] for name in _JOB}, adapter=None, plan=plan)
     job.rewards = tuple(job.rewards)
     job.external_rewards = {name: ExternalReward(*reward) for name, reward in job.external_rewards.items()}
-    start = unpack_trajectory(header["start"], _load(body), plan)
     prompt = PromptItem.model_validate(header["prompt"])
-    return Chunk(job, prompt, header["seeds"], start=start, until=header["until"])
+    return Chunk(job, prompt, header["seeds"])
 
 
 def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
     """A finished chunk, its images compressed."""
-    place, tensors = pack_trajectory(scored.trajectory)
-    tensors |= {f"reward.{name}": values.contiguous() for name, values in scored.rewards.items()}
+    tensors = {f"reward.{name}": values.contiguous() for name, values in scored.rewards.items()}
     images = None if scored.images is None else [image_file(image) for image in scored.images]
     for i, image in enumerate(images or ()):
         tensors[f"image.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
     header = _plain(scored, _SCORED) | {
-        "trajectory": place,
         "rewards": list(scored.rewards),
         "images": None if images is None else len(images),
         "elapsed": time.monotonic() - scored.started_at,
@@ -86,15 +77,14 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
     return header, _save(tensors)
 
 
-def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
-    """The finished chunk of a job with this plan."""
+def decode_scored(header: Header, body: bytes) -> ScoredChunk:
+    """The finished chunk."""
     tensors = _load(body)
     images = header["images"]
     return ScoredChunk(
         **{name: header[name] for name in _SCORED},
         rewards={name: tensors[f"reward.{name}"] for name in header["rewards"]},
         images=None if images is None else [tensors[f"image.{i}"].numpy().tobytes() for i in range(images)],
-        trajectory=unpack_trajectory(header["trajectory"], tensors, plan),
         started_at=time.monotonic() - header["elapsed"],
         times={name: RewardTime.model_validate(one) for name, one in header["times"].items()},
     )
@@ -129,24 +119,6 @@ def decode_hosted(header: Header, batch_limits: dict[str, dict[str, int]]) -> Ho
         batch_limits=lambda: batch_limits.get(info.name, {}),
         remote_rewards=frozenset(header["remote_rewards"]),
     )
-
-
-def pack_trajectory(trajectory: Trajectory | None) -> tuple[Header | None, Tensors]:
-    """A trajectory as JSON and tensors; its solver is the plan's."""
-    if trajectory is None:
-        return None, {}
-    history = {f"history.{i}": tensor.contiguous() for i, tensor in enumerate(trajectory.solver.history)}
-    return {"index": trajectory.index, "sigma": trajectory.solver.sigma}, {"x": trajectory.x.contiguous(), **history}
-
-
-def unpack_trajectory(place: Header | None, tensors: Tensors, plan: Plan) -> Trajectory | None:
-    """The trajectory of a plan."""
-    if place is None:
-        return None
-    solver = make_solver(plan.solver_spec)
-    solver.history = tuple(tensors[f"history.{i}"] for i in range(len(tensors)) if f"history.{i}" in tensors)
-    solver.sigma = place["sigma"]
-    return Trajectory(tensors["x"], solver, place["index"])
 
 
 def _plain(record: object, fields: Sequence[str]) -> Header:

@@ -85,9 +85,9 @@ class ProcessConnection:
         """The path of the adapter's file for the process."""
         return f"/proc/{os.getpid()}/fd/{self._files.source(adapter).fileno()}"
 
-    def send(self, header: Header, body: bytes = b"", source: str | None = None) -> None:
+    def send(self, header: Header, source: str | None = None) -> None:
         """Send a message; with an adapter, its file's path."""
-        self._messages.send(header if source is None else {**header, "source": source}, body)
+        self._messages.send(header if source is None else {**header, "source": source})
 
     def receive(self) -> tuple[Header, bytes]:
         """Receive the next message; close the socket after the last one."""

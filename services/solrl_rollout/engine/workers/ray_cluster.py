@@ -135,7 +135,8 @@ class WorkerActor:
     def handle(self, message: bytes, source: list[Any]) -> None:
         """Handle a message; `source` has the reference to its adapter's file, if it has one."""
         try:
-            self._child.handle(*decode_message(message), *source)
+            header, _ = decode_message(message)
+            self._child.handle(header, *source)
         except BaseException:
             logger.exception("the worker ends")
             os._exit(1)
@@ -168,11 +169,11 @@ class RayConnection:
         except RayError as error:  # e.g. its object store and disk are full
             raise OSError(" ".join(str(error).split())) from error
 
-    def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+    def send(self, header: Header, source: Any = None) -> None:
         """Send a message; with an adapter, the reference to its file."""
         # In a list: a plain argument would make Ray fetch the file before it delivers this message and later messages.
         try:
-            self._handle.remote(encode_message(header, body), [] if source is None else [source])
+            self._handle.remote(encode_message(header), [] if source is None else [source])
         except RayError as error:
             raise self._ended(str(error)) from error
 

@@ -46,7 +46,7 @@ class Connection(Protocol):
             OSError: this machine has no room for it. The process has not ended.
         """
 
-    def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+    def send(self, header: Header, source: Any = None) -> None:
         """Send a message, and the source of the adapter that it needs; only one thread calls this.
 
         Raises:
@@ -267,12 +267,12 @@ class RemoteWorker:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
             queue.fail(chunk, _no_room(error.strerror or str(error)))
             return
-        header, body = encode_chunk(chunk)
+        header = encode_chunk(chunk)
         with self._lock:
             self._sent[id] = chunk
             self._ahead = True
         try:
-            self._connection.send({"do": "chunk", "id": id, "chunk": header}, body, source)
+            self._connection.send({"do": "chunk", "id": id, "chunk": header}, source)
         except OSError:
             with self._lock:
                 del self._sent[id]
@@ -328,7 +328,7 @@ class RemoteWorker:
         queue, chunk = self._queue, self._sent[header["id"]]
         assert queue is not None
         if header["is"] == "finished":
-            queue.finish(chunk, decode_scored(header["scored"], body, chunk.job.plan))
+            queue.finish(chunk, decode_scored(header["scored"], body))
         else:
             queue.fail(chunk, decode_error(header["problem"], header["retry_after"]))
         with self._lock:

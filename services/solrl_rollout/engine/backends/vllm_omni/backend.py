@@ -25,7 +25,7 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_rollout.engine.backends.vllm_omni.orders import Order, as_packed
+from solrl_rollout.engine.backends.vllm_omni.orders import Order
 from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, peft_folder
 from solrl_rollout.engine.backends.vllm_omni.support import INSTALL, VERSIONS, pipeline_class, require_packages
 from solrl_rollout.settings import ModelSpec, RolloutSettings
@@ -132,10 +132,9 @@ class VllmOmniBackend:
         self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
     ) -> GeneratorOutput:
         """Generate candidates; the images are still being decoded on a GPU when this returns."""
-        plan, start, size = request.plan, request.start, batch_size
+        plan, size = request.plan, batch_size
         solver = plan.solver_spec
-        chosen = make_solver(solver) if start is None else start.solver
-        sigmas = chosen.schedule(plan.steps, self._backbone.sigmas)
+        sigmas = make_solver(solver).schedule(plan.steps, self._backbone.sigmas)
         conditioning = self._backbone.conditioning(request.prompt, plan.guidance)
         there = {name: tensor.cpu() for name, tensor in conditioning.items()}
         ends = []
@@ -147,8 +146,6 @@ class VllmOmniBackend:
                 seeds=tuple(request.seeds[rows]),
                 solver=solver,
                 sigmas=sigmas,
-                until=plan.steps if request.until is None else request.until,
-                start=None if start is None else as_packed(start.rows(rows)),
                 shape=self._backbone.latent_shape,
             )
             ends.append(self._engine.generate(order, self._adapter, between or (lambda: None)))

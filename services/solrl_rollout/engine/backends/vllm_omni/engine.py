@@ -97,7 +97,7 @@ class OmniEngine:
             self._engine = DiffusionEngine(config, scheduler=self._scheduler)
 
     def generate(self, order: Order, adapter: tuple[str, int] | None, between: Callable[[], None]) -> Trajectory:
-        """Take the steps of an order.
+        """Generate the candidates of an order.
 
         Args:
             adapter: name and number of a loaded adapter; None for the base model.

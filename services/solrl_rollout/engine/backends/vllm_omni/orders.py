@@ -17,7 +17,7 @@ Packed = dict[str, Any]
 
 @dataclass(frozen=True)
 class Order:
-    """Steps of some candidates of one prompt.
+    """Candidates of one prompt.
 
     Attributes:
         conditioning: the encoded prompt, one row per tensor.
@@ -25,8 +25,6 @@ class Order:
         seeds: one per candidate.
         solver: see `solrl_core.sampling.solver_specs`.
         sigmas: the whole schedule.
-        until: number of steps that the candidates have completed at the end.
-        start: trajectory to continue, one row per seed; None for the seeds' noise.
         shape: shape of one candidate's latents, (channels, height / f, width / f).
     """
 
@@ -35,14 +33,12 @@ class Order:
     seeds: Sequence[int]
     solver: SolverSpec
     sigmas: Sequence[float]
-    until: int
-    start: Packed | None
     shape: Sequence[int]
 
     @property
     def steps(self) -> int:
         """Number of steps to take."""
-        return self.until - (self.start["index"] if self.start is not None else 0)
+        return len(self.sigmas) - 1
 
 
 def as_packed(trajectory: Trajectory) -> Packed:

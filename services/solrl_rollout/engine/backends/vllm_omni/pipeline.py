@@ -26,7 +26,7 @@ from vllm_omni.diffusion.model_loader.diffusers_loader import DiffusersPipelineL
 from vllm_omni.diffusion.utils.tf_utils import get_transformer_config_kwargs
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
-from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, as_packed, from_packed
+from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, as_packed
 from solrl_rollout.engine.backends.vllm_omni.peft_adapters import PACKED, bound_modules
 
 _EXTRA = "solrl_progress"
@@ -79,14 +79,10 @@ class RolloutPipeline(nn.Module):
         return loaded
 
     def prepare_encode(self, state: Any, **_: Any) -> Any:
-        """Draw a request's noise, or take the trajectory that it continues."""
+        """Draw a request's noise."""
         order: Order = state.sampling.extra_args[ORDER]
-        if order.start is None:
-            noise = initial_noise(order.seeds, order.shape)
-            first = Trajectory(noise, make_solver(order.solver))
-        else:
-            first = from_packed(order.start, order.solver)
-        first = first.to(self.device)
+        noise = initial_noise(order.seeds, order.shape)
+        first = Trajectory(noise, make_solver(order.solver)).to(self.device)
         conditioning = {
             name: upload(tensor, self.device).expand(len(order.seeds), *tensor.shape[1:]).contiguous()
             for name, tensor in order.conditioning.items()
