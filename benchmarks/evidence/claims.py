@@ -4,9 +4,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fast.arms import BASELINE, FAST
-from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration, seconds_of_prompt
-from fast.page import POOLED, height, paired
+from fast.arms import BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
+from fast.arms import PAPER as SOL_RL
+from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
+from fast.page import POOLED, by_preset
 from fast.page import figures as of_recipes
 from paper.published import SPEED_UP
 from solrl_trainer.settings.config import RunConfig
@@ -19,6 +20,8 @@ Interval = Mapping[str, float]
 MODELS = ("flux", "sd3", "sana")
 FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
+AWM_STAGE, AS_CONFIRMED = "screen 8", "100 it"
+"""The stage that has AWM, and its arm with the settings of `fast`."""
 TITLES = {
     "ocr": "OCR",
     "clipscore": "mini-CLIPScore",
@@ -42,10 +45,10 @@ def points(shares: Iterable[float], digits: int = 1) -> str:
     return span((100 * share for share in shares), digits)
 
 
-def series(values: Iterable[float], digits: int = 2) -> str:
+def series(values: Iterable[float | str], digits: int = 2) -> str:
     """Some values, one after the other."""
-    *first, last = (f"{one:.{digits}f}" for one in values)
-    return f"{', '.join(first)} and {last}"
+    *first, last = (value if isinstance(value, str) else f"{value:.{digits}f}" for value in values)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def signed(one: Interval | float, digits: int = 2) -> str:
@@ -154,21 +157,22 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
 
 def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     rows = [row for row in stored["rows"] if row["stage"] == "confirm"]
+    seeds = sorted({row["seed"] for row in rows})
+    first = of_recipes([row for row in rows if row["seed"] in seeds[: len(seeds) // 2]])[POOLED][FAST]
     of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
     falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
-    six_steps = sum(seconds_of_prompt(fast_run("flux"), "flux").values())
-    pairs = [pair for world in of_stage for pair in paired([row for row in rows if row["world"] == world], FAST)]
+    names = {FAST: "fast", BASELINE: "base", STEEP: "steep", PLAIN: "twelve", UNEXPLORED: "four", SOL_RL: "sol_rl"}
     return {
-        "pooled": {arm: each | {"time": each["time"]["flux"]["90%"]} for arm, each in pooled.items()},
-        "sd3": pooled[FAST]["time"]["sd3"]["90%"],
-        "sana": pooled[FAST]["time"]["sana"]["90%"],
-        "sol_rl_sd3": pooled["Sol-RL as published"]["time"]["sd3"]["90%"],
+        **{name: pooled[arm] | {"speed_up": pooled[arm]["time"]["flux"]["90%"]} for arm, name in names.items()},
+        "first": first["time"]["flux"]["90%"],
         "ahead": {
-            arm: ", ".join(world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["low"] > 1)
-            for arm in ("best plain", "fast without exploring")
+            names[arm]: series(
+                (world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["90%"]["low"] > 1)
+            )
+            for arm in (PLAIN, UNEXPLORED)
         },
-        "six_steps": over(pooled[FAST]["time"]["flux"]["90%"], six_steps / pooled[FAST]["seconds"]),
+        "six_steps": by_preset(pooled[FAST]),
         "worlds": {
             world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"]}
             for world, arms in of_stage.items()
@@ -182,15 +186,27 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             }
             for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
         },
-        "kept": min(pooled[FAST]["kept"]),
         "ends": {
             "fast": span(falls[FAST]["ends"]),
             "base": span(falls[BASELINE]["ends"]),
             "rest": f"{min(end for arms in rest for end in arms[FAST]['ends']):.2f}",
         },
-        "missed": WORDS[sum(height(run) < 0.9 * height(base) for run, base in pairs)],
-        "short": WORDS[sum(arms[FAST]["time"]["flux"]["90%"]["mean"] < SPEED_UP[1] for arms in of_stage.values())],
+        "below": sum(arms[FAST]["time"]["flux"]["90%"]["mean"] < SPEED_UP[1] for arms in of_stage.values()),
+        "awm": _awm([row for row in stored["rows"] if row["stage"] == AWM_STAGE]),
     }
+
+
+def _awm(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Settings of AWM that were screened beside `fast`, and the number of those as fast as it on some world."""
+    of_stage = of_recipes(rows)
+    del of_stage[POOLED]
+    times_of = {
+        world: {arm: each["time"]["flux"]["90%"]["mean"] for arm, each in arms.items()}
+        for world, arms in of_stage.items()
+    }
+    arms = {arm for of_world in times_of.values() for arm in of_world if "AWM" in arm}
+    quick = {arm for arm in arms for of_world in times_of.values() if of_world[arm] >= of_world[AS_CONFIRMED]}
+    return {"settings": len(arms), "quick": len(quick)}
 
 
 def _plain_run(shape: str) -> RunConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from evidence.claims import MODELS, TITLES, Read, times, titled
-from fast.arms import BASELINE, FAST, PAPER, PLAIN
+from fast.arms import BASELINE, FAST, PAPER, PLAIN, UNEXPLORED
 from fast.page import figures as of_recipes
 from fast.page import gains, height
 from paper.intervals import over_seeds
@@ -15,10 +15,11 @@ from solrl_trainer.report import style
 
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-Large 1024²", "sana": "SANA 1.6B 1024²"}
 RECIPES = {
-    FAST: ("fast", "C0"),
-    PLAIN: ("fast without exploring, 12-in-12", "C2"),
-    BASELINE: ("24-in-24", "C7"),
-    PAPER: ("Sol-RL as published", "C1"),
+    FAST: ("fast: draw 24, train on 4 (4-in-24)", "C0"),
+    UNEXPLORED: ("its update, 4-in-4", "C3"),
+    PLAIN: ("its update, 12-in-12", "C2"),
+    BASELINE: ("24-in-24: draw 24, train on 24", "C7"),
+    PAPER: ("Sol-RL: 24-in-96", "C1"),
 }
 """Arm → its name and its colour."""
 FAMILIES = {
@@ -127,8 +128,8 @@ def recipes(read: Read, path: Path) -> None:
     """Mean held-out gains of the confirmed recipes over GPU hours of FLUX.1 with intervals, a panel for each world."""
     rows = [row for row in read("fast")["rows"] if row["stage"] == "confirm"]
     worlds = list(dict.fromkeys(row["world"] for row in rows))
-    saved = of_recipes(rows)
-    with style.figure(WIDTH, 520) as figure:
+    of_stage = of_recipes(rows)
+    with style.figure(WIDTH, 540) as figure:
         panels = figure.subplots(2, 2, sharex=True)
         for world, axes in zip(worlds, panels.flat, strict=True):
             fallen = []
@@ -141,23 +142,23 @@ def recipes(read: Read, path: Path) -> None:
                 means = [over_seeds(np.array([curve[i][1] for curve in curves])) for i in range(1, len(curves[0]))]
                 limits = [mean.low for mean in means], [mean.high for mean in means]
                 _curve(axes, hours, [mean.mean for mean in means], limits, colour)
-                fallen += [said] if means[-1].mean < 0 else []
+                fallen += [said.partition(":")[0]] if means[-1].mean < 0 else []
             if fallen:
                 axes.text(0.03, 0.05, f"{' and '.join(fallen)}\nend below 0", transform=axes.transAxes)
             best = np.mean([height(row) for row in rows if (row["world"], row["arm"]) == (world, BASELINE)])
             axes.axhline(0.9 * best, color="C7", linestyle="--", linewidth=1)
-            if axes is panels[0, 0]:
-                axes.annotate("90 % of 24-in-24's best", (10, 0.88 * best), ha="right", va="top")
-            title = f"{titled(world)}\nfast saves {times(saved[world][FAST]['time']['flux']['90%'])}"
+            if axes is panels[0, 1]:
+                axes.annotate("90 % of 24-in-24's best", (0.05, 0.92 * best), va="bottom")
+            title = f"trained: {titled(world)}\nspeed-up of fast: {times(of_stage[world][FAST]['time']['flux']['90%'])}"
             axes.set(title=title, xscale="log", ylim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xticks([0.1, 0.3, 1, 3, 10])
             axes.minorticks_off()
         for axes in panels[1]:
-            axes.set_xlabel("hours that FLUX.1 would take on one H200")
+            axes.set_xlabel("hours of one H200 that FLUX.1 would take, log scale")
         for axes in panels[:, 0]:
             axes.set_ylabel("gain of the held-out reward, sd")
-        _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()])
+        _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()], rows=2)
         write(figure, path)
 
 
@@ -194,11 +195,12 @@ def _curve(axes: Any, at: Sequence[float], means: Sequence[float], limits: Seque
     axes.plot(at[best], means[best], "o", color=colour, markersize=7)
 
 
-def _legend(figure: Any, axes: Any, names: Iterable[str]) -> None:
+def _legend(figure: Any, axes: Any, names: Iterable[str], rows: int = 1) -> None:
     """Names below the panels for the curves of one of them, which has all, and for the dot."""
     lines = [line for line in axes.get_lines() if line.get_marker() == "None" and line.get_linestyle() == "-"]
     (dot,) = axes.plot([], [], "o", color="C7", markersize=7)
-    figure.legend([*lines, dot], [*names, "best checkpoint"], loc="outside lower center", ncols=len(lines) + 1)
+    handles = [*lines, dot]
+    figure.legend(handles, [*names, "best checkpoint"], loc="outside lower center", ncols=len(handles) // rows)
 
 
 def _beside(axes: Any, text: str, at: tuple[float, float], gap: float = 4, **style: Any) -> None:

@@ -1,7 +1,11 @@
 """docs/settings.md: every setting of a run and of the services, with a meaning."""
 
 import re
+from functools import reduce
+from importlib.resources import files
+from operator import getitem
 
+import yaml
 from settings_page import page, settings_of
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
@@ -42,3 +46,17 @@ def test_the_guide_names_existing_settings_to_users_of_flow_grpo() -> None:
     assert len(named) > 30
     fields = type(resolve("sd3-medium/flowgrpo_fast/pickscore").config.algorithm).model_fields
     assert set(named) <= {row.name for row in settings_of(RunConfig)} | {f"algorithm.{name}" for name in fields}
+
+
+def test_the_page_on_algorithms_has_every_setting_of_fast() -> None:
+    text = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    section = text.partition("\n## `fast`, exactly\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|[^|]*\| `([\w.]+)`[^|]*\|([^|]*)\|([^|]*)\|$", section, re.M)
+    for column, recipe in ((1, "fast"), (2, "sol_rl")):
+        config = resolve(f"flux1/{recipe}/imagereward").config.model_dump()
+        said = {row[0]: row[column].strip() for row in rows if row[column].strip()}
+        assert said == {name: f"{reduce(getitem, name.split('.'), config):.7g}" for name in said}
+        assert recipe != "fast" or len(said) == len(rows)
+    stored = yaml.safe_load((files("solrl_trainer") / "settings/recipes/fast.yaml").read_text(encoding="utf-8"))
+    parts = {name: part for name, part in stored["settings"].items() if isinstance(part, dict) and name != "evaluate"}
+    assert {f"{name}.{key}" for name, part in parts.items() for key in part} <= {row[0] for row in rows}
