@@ -2,17 +2,22 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from fast.arms import BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
 from fast.page import POOLED, by_preset
 from fast.page import figures as of_recipes
+from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
+TURNS = 5
+"""Turns of trainings beside a peer's that are shown as their mean."""
 Read = Callable[[str], Any]
 """Content of a stored result by its name, the path in benchmarks/results without `.json`."""
 Interval = Mapping[str, float]
@@ -143,6 +148,7 @@ def figures(read: Read) -> dict[str, Any]:
         **_times(read),
         "fast": _fast(read("fast")),
         "peers": _peers(read("peers")["rows"]),
+        "learning": _learning([row for row in read("peers")["rows"] if row["part"] == "learning"]),
     }
 
 
@@ -153,6 +159,27 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
         if row["part"] in ("sample", "train"):
             timed.setdefault((row["model"], row["recipe"], row["trainer"]), {})[row["part"]] = row
     return timed
+
+
+def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Trainings beside a peer's, by means of five turns: which fall below their start, how all others end, and theirs less
+    ours with the interval over seeds.
+    """
+    curves = [
+        np.array([row["rewards"] for row in rows if (row["trainer"] == "ours") == ours]) for ours in (True, False)
+    ]
+    ours, theirs = (each.reshape(len(each), -1, TURNS).mean(-1) for each in curves)
+    fallen = [[(run[0], run[-1]) for run in runs if run[-1] < run[0]] for runs in (ours, theirs)]
+    return {
+        "seeds": len(ours),
+        "fallen": dict(zip(("ours", "theirs"), fallen, strict=True)),
+        "ends": span(run[-1] for runs in (ours, theirs) for run in runs if run[-1] >= run[0]),
+        "differences": [
+            asdict(mean)
+            | {"turns": f"{TURNS * at + 1} to {TURNS * (at + 1)}", "decided": not mean.low <= 0 <= mean.high}
+            for at, mean in enumerate(map(over_seeds, (theirs - ours).T))
+        ],
+    }
 
 
 def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
