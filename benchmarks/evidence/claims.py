@@ -162,8 +162,8 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
 
 
 def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Trainings beside a peer's, by means of five turns: which fall below their start, how all others end, and theirs less
-    ours with the interval over seeds.
+    """Trainings beside a peer's, by means of five turns: which fall below their start, how all others end, and theirs
+    less ours with the interval over seeds.
     """
     curves = [
         np.array([row["rewards"] for row in rows if (row["trainer"] == "ours") == ours]) for ours in (True, False)
