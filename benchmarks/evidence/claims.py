@@ -1,5 +1,6 @@
 """Figures of the pages of evidence: filters that say them, and those that take several results, by their names."""
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +17,8 @@ from paper.published import SPEED_UP
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
+CHUNK = 24
+"""Candidates that engines were timed with."""
 TURNS = 5
 """Turns of trainings beside a peer's that are shown as their mean."""
 Read = Callable[[str], Any]
@@ -112,6 +115,17 @@ def word(count: int) -> str:
     return WORDS[count]
 
 
+def unlike(facts: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """What a peer's trainer does otherwise than ours, of what changes its time."""
+    said = {
+        "compiled": "uncompiled",
+        "weights": f"{facts['weights']} weights",
+        "recomputed": f"recomputes {facts['recomputed']}",
+        "sampled at once": f"draws {facts['sampled at once']} at once",
+    }
+    return ", ".join(words for name, words in said.items() if facts[name] != ours[name])
+
+
 def titled(world: str) -> str:
     """A world, its reward by its name on pages."""
     model, reward, *rest = world.split(", ")
@@ -120,6 +134,7 @@ def titled(world: str) -> str:
 
 FILTERS = (
     titled,
+    unlike,
     span,
     points,
     signed,
@@ -148,6 +163,7 @@ def figures(read: Read) -> dict[str, Any]:
         **_times(read),
         "fast": _fast(read("fast")),
         "peers": _peers(read("peers")["rows"]),
+        "engines": _engines(read("engines")["rows"]),
         "learning": _learning([row for row in read("peers")["rows"] if row["part"] == "learning"]),
     }
 
@@ -159,6 +175,17 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
         if row["part"] in ("sample", "train"):
             timed.setdefault((row["model"], row["recipe"], row["trainer"]), {})[row["part"]] = row
     return timed
+
+
+def _engines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Engine and precision → its candidates per second with an adapter, and the share of FLOPs in this precision."""
+    return {
+        (row["engine"].split()[0], row["precision"].partition(":")[0]): {
+            "rate": CHUNK / statistics.median(row["adapted"]),
+            "share": f"{share[1]} %" if (share := re.search(r"(\d+)% of", row["precision"])) else "all",
+        }
+        for row in rows
+    }
 
 
 def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
