@@ -1,6 +1,7 @@
 """docker-compose.yml against the Compose schema, and against the programs that it starts."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -140,6 +141,18 @@ def test_health_checks_ask_a_route_that_the_service_has_and_it_has_time_to_finis
     compile(check, name, "exec")
     seconds = sum(RolloutSettings.model_fields[field].default for field in ("drain_timeout", "live_timeout"))
     assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= seconds
+
+
+@pytest.mark.parametrize("given", [{}, {"SOLRL_LIVE_TIMEOUT": "120"}], ids=["default", "raised"])
+def test_the_health_check_waits_longer_than_the_service_does(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = load(FILE, given)["services"]["rollout"]
+    (waits,) = re.findall(r"timeout=(.+)\)$", body["healthcheck"]["test"][-1])
+    for name, value in body["environment"].items():
+        monkeypatch.setenv(name, value)
+    assert RolloutSettings().live_timeout < eval(waits, {"os": os}) < 600
+    assert body["healthcheck"]["timeout"] == "10m"
 
 
 def test_a_service_that_is_published_beyond_loopback_starts_only_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

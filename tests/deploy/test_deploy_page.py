@@ -90,6 +90,23 @@ def test_variables_volumes_and_lines_of_env_are_those_of_the_compose_file() -> N
     assert all(re.search(rf"\$\{{{line.partition('=')[0]}[:}}-]", text) for line in lines)
 
 
+def test_deploy_lists_every_variable_of_the_compose_file() -> None:
+    page = (ROOT / "docs/deploy.md").read_text()
+    named = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    assert {name for name in named if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize("page", ["deploy", "five-people"])
+def test_a_trainer_s_folder_of_secrets_is_made_before(page: str) -> None:
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```$", (ROOT / f"docs/{page}.md").read_text(), re.M | re.S))
+    folders = set(re.findall(r"SOLRL_SECRETS=\./(\S+)", lines))
+    assert folders
+    for folder in folders:
+        before = lines.partition(f"SOLRL_SECRETS=./{folder}")[0]
+        assert f"deploy/make-secrets {folder}\n" in before
+        assert f"> {folder}/token\n" in before or '> "secrets/$person/token"\n' in before
+
+
 @pytest.mark.parametrize("line", [line for line in COMPOSE if " --entrypoint " in line])
 def test_several_ranks_run_in_the_images_python_one_on_each_gpu(line: str) -> None:
     """Not by torchrun, whose first line names the Python for which NVIDIA installed it: the system's."""

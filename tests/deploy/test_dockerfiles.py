@@ -1,15 +1,18 @@
 """The Dockerfiles, their lock files, and their build context."""
 
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from proof.compose import load
 from solrl_rollout.engine.backends.vllm_omni import support
 
 ROOT = Path(__file__).parents[2]
 REWARDS = ROOT / "deploy" / "rewards"
+COMPOSE = load(ROOT / "docker-compose.yml", {})["services"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 
@@ -50,16 +53,14 @@ def test_the_lock_file_of_image_reward_fits_its_requirements_and_has_hashes() ->
 
 
 def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
+    script = tmp_path / "deploy" / "make-secrets"
+    shutil.copytree(ROOT / "deploy", script.parent)
     folder = tmp_path / "secrets"
 
-    def make(**environment: str) -> dict[str, str]:
-        subprocess.run(
-            [ROOT / "deploy" / "make-secrets", folder],
-            check=True,
-            capture_output=True,
-            env={"PATH": "/usr/bin:/bin", **environment},
-        )
-        return {path.name: path.read_text().strip() for path in folder.iterdir()}
+    def make(*person: Path, **environment: str) -> dict[str, str]:
+        env = {"PATH": "/usr/bin:/bin", **environment}
+        subprocess.run([script, *person], check=True, capture_output=True, env=env)
+        return {path.name: path.read_text().strip() for path in (*person, folder)[0].iterdir() if path.is_file()}
 
     first = make()
     password = first["redis_password"]
@@ -70,4 +71,9 @@ def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "redis_password").stat().st_mode & 0o777 == 0o644
     assert make(HF_TOKEN="hf_word") == first | {"hf_token": "hf_word"}
+    assert make() == first | {"hf_token": "hf_word"}
+    trainers = {entry if isinstance(entry, str) else entry["source"] for entry in COMPOSE["trainer"]["secrets"]}
+    own = make(folder / "alice", HF_TOKEN="hf_alice")
+    assert own.keys() == trainers | {".gitignore"}, "none that opens Redis"
+    assert own["hf_token"] == "hf_alice"
     assert make() == first | {"hf_token": "hf_word"}

@@ -3,10 +3,11 @@
 import contextlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-from tests.docs.command_checks import check, parsed
+from tests.docs.command_checks import check, parsed, ran
 from tests.docs.fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
@@ -39,6 +40,18 @@ def test_commands_within_the_text_exist() -> None:
         usage = help_of(text.split()[0], subcommand)
         for flag in (word for word in rest if word.startswith("--")):
             assert flag in usage, text
+
+
+def layout_commands(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    inline = re.findall(r"`(solrl-train layout [^`]+)`", text)
+    typed = [line.partition("#")[0] for block in blocks(page, "sh") for line in block.text.splitlines()]
+    return [*inline, *(line for line in typed if line.startswith("solrl-train layout "))]
+
+
+@pytest.mark.parametrize(("page", "line"), [(page, line) for page in LINKED for line in layout_commands(page)])
+def test_every_documented_layout_is_computed(page: str, line: str, examples: Path) -> None:
+    assert ran(shlex.split(line)) == 0
 
 
 def help_of(program: str, subcommand: str) -> str:
