@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.precision import LowRank, QuantLinear, refresh_weight_
+from solrl_core.adapter import Adapter
+from solrl_core.precision import refresh_weight_
 from solrl_core.sampling.cpu_threads import map_in_threads
 
 
@@ -59,12 +59,8 @@ class Merger:
         """Read clean weights and write merged ones, float32 on `device`, by these from now on; ranks may share them."""
         self._read, self._write, self._device = read, write, device
 
-    def merge(self, adapter: Adapter | None, *, unmerged: bool = False) -> None:
-        """Merge `adapter`; None restores the clean base.
-
-        Args:
-            adapter: the adapter. A layer that it does not bind keeps its clean weight.
-            unmerged: quantised layers keep the base's weight, and add the adapter's product in BF16 to their output.
+    def merge(self, adapter: Adapter | None) -> None:
+        """Merge `adapter`; None restores the clean base. A layer that it does not bind keeps its clean weight.
 
         Raises:
             ValueError: an adapted weight overflows; nothing was written.
@@ -77,12 +73,7 @@ class Merger:
 
         @torch.no_grad()
         def write(name: str) -> None:
-            module, merged = self._modules[name], there
-            if isinstance(module, QuantLinear):
-                bound = there is not None and there.binds(name)
-                module.unmerged = _low_rank(there, name) if unmerged and there is not None and bound else None
-                merged = None if unmerged else there
-            self._write(module, self._merged(name, merged))
+            self._write(self._modules[name], self._merged(name, there))
 
         map_in_threads(write, names, self._device)
 
@@ -102,8 +93,3 @@ class Merger:
     def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
         weight = self._read(name).float()
         return weight if adapter is None or not adapter.binds(name) else weight + adapter.delta(name)
-
-
-def _low_rank(adapter: Adapter, module: str) -> LowRank:
-    a, b = adapter.tensors[lora_a_key(module)], adapter.tensors[lora_b_key(module)]
-    return LowRank(a.bfloat16(), (adapter.scale * b).bfloat16())

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.precision import LowRank, QuantLinear
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.prompt_cache import PROMPT_CACHE_BYTES
 
@@ -107,9 +106,7 @@ def fitting(backbone: PipelineBackbone) -> Iterator[None]:
         ) from error
 
 
-def plan_memory(
-    backbone: PipelineBackbone, precisions: Iterable[str], batch: int, unmerged_rank: int = 0
-) -> MemoryPlan:
+def plan_memory(backbone: PipelineBackbone, precisions: Iterable[str], batch: int) -> MemoryPlan:
     """Plan a service of this model on the meta device (see `load_skeleton`).
 
     A service keeps a generator per precision. They share the clean base, and one of them works at a time.
@@ -120,19 +117,17 @@ def plan_memory(
         backbone: the model.
         precisions: precisions that requests ask for.
         batch: candidates in one batch.
-        unmerged_rank: rank of adapters that requests keep unmerged at NVFP4; 0 for none.
 
     Raises:
         ValueError: the model's configurations do not fit together.
     """
     with fitting(backbone):
         generators = [Generator(backbone, precision) for precision in precisions]
-        unmerged = sum(keep_unmerged(generator, unmerged_rank) for generator in generators)
         served = {f"served, {generator.precision}": generator.transformer for generator in generators}
         weights = weight_bytes({**modules_of(backbone), **served})
         packed = weight_bytes({"": backbone.parts["vae"], "packed decoder": backbone.with_fused_decoder()})
-        extra = {"unmerged adapter": unmerged, "packed decoder": packed["packed decoder"]}
-        weights |= {name: size for name, size in extra.items() if size}
+        if packed["packed decoder"]:
+            weights["packed decoder"] = packed["packed decoder"]
         phases = {size: generation_peaks(generators, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)
@@ -147,24 +142,6 @@ def weight_bytes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """Bytes of each module's weights; shared weights count for the first module that has them."""
     counted: set[int] = set()
     return {name: _new_bytes(_tensors(module), counted) for name, module in modules.items()}
-
-
-def keep_unmerged(generator: Generator, rank: int) -> int:
-    """Give a generator on the meta device an unmerged adapter, whose product its passes then add.
-
-    Returns:
-        The adapter's bytes; 0 without a rank, or at a precision that only merges.
-    """
-    if not rank or generator.precision != "nvfp4":
-        return 0
-    total = 0
-    for name, (outs, ins) in generator.layout.items():
-        layer = generator.transformer.get_submodule(name)
-        if isinstance(layer, QuantLinear):
-            a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rank, ins), (outs, rank)))
-            layer.unmerged = LowRank(a, b)
-            total += _new_bytes((a, b), set())
-    return total
 
 
 def generation_peaks(generators: Sequence[Generator], batch: int, guidance: float = 1.0) -> dict[str, int]:

@@ -15,7 +15,7 @@ from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import AdapterUse, Plan
+from solrl_proto.rollouts import Plan
 
 
 class AdapterMergeError(ValueError):
@@ -132,8 +132,8 @@ class Backend(Protocol):
     def truncated_tokens(self, prompt: str) -> int:
         """Number of tokens at the prompt's end that every text encoder truncates."""
 
-    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
-        """Switch a precision of its capabilities to an adapter, unmerged only at NVFP4; None is the base model.
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
+        """Switch a precision of its capabilities to an adapter; None is the base model.
 
         Raises:
             AdapterMergeError: the merged weights are not finite; the previous adapter is still served.

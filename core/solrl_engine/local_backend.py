@@ -13,7 +13,6 @@ from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit, record
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import AdapterUse
 
 from solrl_engine.backend import (
     AdapterMergeError,
@@ -100,14 +99,14 @@ class LocalBackend:
                 raise LayerPrecisionError(str(error)) from error
         return self._generators[precision]
 
-    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
-        """Merge an adapter in place, or keep it unmerged; on an error the previous one is still served."""
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
+        """Merge an adapter in place; on an error the previous one is still served."""
         new = precision not in self._generators
         generator = self.generator(precision)
         if new and adapter is None:
             return
         try:
-            generator.set_adapter(adapter.adapter if adapter else None, use)
+            generator.set_adapter(adapter.adapter if adapter else None)
         except ValueError as error:
             raise AdapterMergeError(str(error)) from error
 

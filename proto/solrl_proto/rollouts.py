@@ -30,9 +30,6 @@ MAX_METADATA_DEPTH = 16
 
 RequestedPrecision = Literal["auto", Precision]
 Solver = Literal["euler", "dpm2"]
-AdapterUse = Literal["merged", "unmerged"]
-"""merged: the adapter is merged into the weights, which are then quantised. unmerged: the quantised weights remain the
-base's, and each adapted layer adds the adapter's product, in BF16, to its output."""
 Images = Literal["none", "png", "webp"]
 SdeKind = Literal["flow", "dance", "cps"]
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
@@ -187,8 +184,6 @@ class Plan(Message):
     """Replaces `solver`, for candidates that rank as the stochastic trajectories of an algorithm. Absent if null."""
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: RequestedPrecision = "auto"
-    adapter: Annotated[AdapterUse, Field(exclude_if=lambda value: value == "merged")] = "merged"
-    """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -207,8 +202,6 @@ class Plan(Message):
                 f"sde.first is {self.sde.first} of {self.steps} steps; expected at most {self.steps - 2}, "
                 "or more steps: the last one never has noise"
             )
-        if self.adapter == "unmerged" and self.precision != "nvfp4":
-            raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision nvfp4, or merged")
         return self
 
     @property

@@ -18,18 +18,15 @@ def plan(options: ServingMemory) -> None:
     Raises:
         ValueError, OSError: the model is unknown or its configurations cannot be read.
     """
-    model, batch, unmerged_rank, out = options.model, options.batch, options.unmerged_rank, options.out
+    model, batch, out = options.model, options.batch, options.out
     precisions = list(dict.fromkeys(options.precision))
     if not precisions:
         raise ValueError("got --precision without a value; expected one or several, such as --precision fp8 bf16")
     if batch < 1:
         raise ValueError(f"got a batch of {batch}; expected at least 1")
-    if unmerged_rank < 0 or (unmerged_rank and "nvfp4" not in precisions):
-        names = " ".join(precisions)
-        raise ValueError(f"got --unmerged-rank {unmerged_rank} for {names}; expected a rank, with --precision nvfp4")
     print(f"reading the configurations of {model}", file=sys.stderr)
     backbone = load_skeleton(model, revision=options.revision, size=options.size)
-    planned = plan_memory(backbone, precisions, batch, unmerged_rank)
+    planned = plan_memory(backbone, precisions, batch)
     console = Console(markup=False)
     served = " and ".join(precisions)
     console.print(_table(planned, f"{model}, {served}, {size_text(backbone)}, batch {batch}"))

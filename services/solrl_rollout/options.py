@@ -89,8 +89,6 @@ class ServingMemory(_Sized):
     """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
-    unmerged_rank: int = 0
-    """Rank of adapters that requests keep unmerged at nvfp4; 0: none."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """Also write the plan as JSON to this file."""
 

@@ -9,7 +9,6 @@ from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import PeakBytes, plan_memory, weight_bytes
 from solrl_core.sampling.generator import Generator
-from tests.core.lora_helpers import random_adapter
 from tests.support.small_model import small_model
 
 MIB = 2**20
@@ -98,20 +97,3 @@ def test_activations_equal_those_of_a_real_pass(bare: Path) -> None:
             backbone.decode(latents)
         peaks.append(counted.peak)
     assert peaks[0] == peaks[1] > MIB
-
-
-def test_an_unmerged_adapter_is_counted_with_its_product(bare: Path) -> None:
-    merged, unmerged, large = (
-        plan_memory(load_skeleton(str(bare)), ["nvfp4", "bf16"], 12, rank) for rank in (0, 16, 4096)
-    )
-    real = Generator(load_backbone(small_model()), "nvfp4")
-    real.set_adapter(random_adapter(real.backbone, 0, rank=16), "unmerged")
-    layers = [real.transformer.get_submodule(name) for name in real.layout]
-    kept = [weight.nbytes for layer in layers for weight in getattr(layer, "unmerged", None) or ()]
-    size = unmerged.weights.pop("unmerged adapter")
-    assert sum(kept) <= size < sum(kept) + 512 * len(kept)
-    assert unmerged.weights == merged.weights
-    # At a usual rank, quantising activations needs more than the product.
-    assert unmerged.activations == merged.activations
-    grown = {phase: peak for phase, peak in large.activations.items() if peak > merged.activations[phase]}
-    assert grown.keys() == {"denoise, nvfp4"}

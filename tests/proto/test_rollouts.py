@@ -99,8 +99,6 @@ def test_a_plan_names_what_takes_its_steps() -> None:
     assert Plan(steps=3, solver="dpm2", sde=SDE).solver_spec == SDE
     assert "sde" not in Plan().model_dump(mode="json")
     assert Plan.model_validate_json(Plan(steps=3, sde=SDE).model_dump_json()).sde == SDE
-    assert "adapter" not in Plan(precision="nvfp4").model_dump()
-    assert Plan(precision="nvfp4", adapter="unmerged").model_dump()["adapter"] == "unmerged"
 
 
 @pytest.mark.parametrize(
@@ -125,10 +123,6 @@ def test_impossible_stochastic_steps_are_refused(change: dict[str, object], said
         ({"steps": 2, "fitted": FITTED, "sde": StochasticSteps(kind="dance", eta=0.3)}, "got both fitted and sde"),
         ({"steps": 1, "sde": SDE}, "sde.first is 1 of 1 steps; expected at most -1"),
         ({"steps": 2, "sde": SDE}, "sde.first is 1 of 2 steps; expected at most 0"),
-        *(
-            ({"precision": other, "adapter": "unmerged"}, f"unmerged at precision {other}; expected precision nvfp4")
-            for other in ("auto", "fp8", "bf16")
-        ),
     ],
 )
 def test_plans_that_contradict_themselves_are_refused(fields: dict[str, Any], said: str) -> None:

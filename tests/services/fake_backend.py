@@ -16,7 +16,6 @@ from solrl_engine.backend import Capabilities, GenerationRequest, Identity, Vers
 from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
@@ -40,7 +39,6 @@ class FakeBackend:
         self.on_step = on_step
         self.room = 1000
         self.served: list[tuple[str, str | None]] = []
-        self.uses: list[AdapterUse] = []
         self.batches: list[int] = []
         self.closed = False
         precisions = (("bf16", "native"), ("nvfp4", "emulated"))
@@ -62,9 +60,8 @@ class FakeBackend:
     def batch_sizes(self, limit: int) -> Sequence[int]:
         return (limit,)
 
-    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
         self.served.append((precision, adapter.digest if adapter else None))
-        self.uses.append(use)
 
     def truncated_tokens(self, prompt: str) -> int:
         return 0

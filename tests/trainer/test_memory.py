@@ -84,11 +84,6 @@ def test_weights_are_those_of_model_and_generators(bare: PipelineBackbone, monke
         assert both.weights == alone.weights | {"explorer": explorer}
     assert planned(bare).weights.keys() - alone.weights.keys() == {"explorer"}
     assert planned(bare, fastest="bf16").weights == alone.weights
-    unmerged = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", "optimizer.shard_base=true")
-    for weights in (unmerged.weights, unmerged.sharded):
-        assert weights["unmerged"] == plan_memory(bare, ["nvfp4"], 4, 2).weights["unmerged adapter"] > 0
-    served_adapter = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", SERVED)
-    assert served_adapter.weights == alone.weights
     assert planned(bare, SERVED).weights == alone.weights
 
 
@@ -303,9 +298,6 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
     assert "explore.precision=auto is planned as fp8." in typed(main, "memory", COLUMNS="200").stdout
-    unmerged = (*served, "--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
-    done = typed(main, "memory", *unmerged, COLUMNS="200")
-    assert "`solrl-rollout memory --precision nvfp4 --unmerged-rank 32` plans it." in done.stdout
 
 
 def test_the_command_plans_each_of_several_gpus() -> None:

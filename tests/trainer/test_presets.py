@@ -269,7 +269,6 @@ FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0]
 SERVED = "rollout_url=http://gpu-node:8100"
 AT_TRAINER = ["regenerate.at=trainer"]
 ONE_STAGE = ["regenerate.at=none"]
-UNMERGED = "explore.adapter=unmerged"
 
 
 @pytest.mark.parametrize(
@@ -281,9 +280,6 @@ UNMERGED = "explore.adapter=unmerged"
         (PRESET, ["rewards={clipscore: 0}"], "every reward has weight 0"),
         (PRESET, ["explore.candidates=12", "explore.keep=24"], "keep.*12"),
         (PRESET, [f"explore.fitted={FITTED}", "explore.steps=2", *ONE_STAGE], r"explore\.fitted generates cheap"),
-        (PRESET, [UNMERGED], "adapter is unmerged at precision auto; expected precision=nvfp4"),
-        (PRESET, [UNMERGED, "explore.precision=fp8"], "adapter is unmerged at precision fp8"),
-        (PRESET, [UNMERGED, "explore.precision=nvfp4", *ONE_STAGE], "at=none they are trained on"),
         (PRESET, [SERVED, "regenerate.at=none"], r"setting regenerate \(from --set\).*not with candidates to train on"),
         ("mini-sana/naive_quant/clipscore", AT_TRAINER, "recipe naive_quant, which trains on .*, or recipe sol_rl"),
         ("mini-sana/awm/clipscore", AT_TRAINER, "from --set for recipe awm, .*, or recipe awm_two_stage"),

@@ -2,7 +2,7 @@
 
 from solrl_core.precision.fp8 import has_fp8
 from solrl_core.precision.layer_policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
-from solrl_core.precision.layers import LowRank, QuantLinear, QuantPointwiseConv, refresh_weight_
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from solrl_core.precision.support import (
     PRECISIONS,
@@ -17,7 +17,6 @@ from solrl_core.precision.te import engine_version, nvfp4_obstacle
 __all__ = [
     "PRECISIONS",
     "LayerPolicy",
-    "LowRank",
     "PrecisionSupport",
     "QuantLinear",
     "QuantPointwiseConv",

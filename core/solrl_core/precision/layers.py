@@ -4,7 +4,7 @@ A layer holds only its quantised weight. The generator keeps the clean float32 w
 passes it to ``refresh_``, which writes in place so that captured graphs and views stay valid.
 """
 
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +16,6 @@ from solrl_core.precision.nvfp4 import (
     quantize_dequantize,
     quantize_dequantize_per_candidate,
 )
-
-
-class LowRank(NamedTuple):
-    """An adapter of a layer, whose product x·aᵀ·bᵀ is added to the output of quantised weights.
-
-    Attributes:
-        a: [r, in].
-        b: [out, r], with the adapter's scale.
-    """
-
-    a: Tensor
-    b: Tensor
 
 
 class _QuantLayer(nn.Module):
@@ -86,15 +74,11 @@ class QuantLinear(_QuantLayer):
     Activations have one float32 scale per index of axis 0, so a candidate does not depend on the rest of its
     batch. The matrix product is in float32 and the result in the input's dtype. Inference only: RuntimeError if a
     gradient is required, TypeError if the module was cast away from float32.
-
-    Attributes:
-        unmerged: an adapter whose product is added to the output; None if the adapter is merged into the weight.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self.out_features, self.in_features = weight.shape
-        self.unmerged: LowRank | None = None
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
@@ -104,11 +88,7 @@ class QuantLinear(_QuantLayer):
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [B, ..., in] → [B, ..., out] in ``x``'s dtype."""
         self.require_no_gradient(x)
-        out = self._linear(x)
-        if self.unmerged is not None:
-            a, b = (weight.to(x.dtype) for weight in self.unmerged)
-            out = out + F.linear(F.linear(x, a), b)
-        return out.to(x.dtype)
+        return self._linear(x).to(x.dtype)
 
 
 class QuantPointwiseConv(_QuantLayer):

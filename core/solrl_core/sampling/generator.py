@@ -12,7 +12,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from solrl_proto.rollouts import AdapterUse
 from torch import Tensor, nn
 
 from solrl_core.adapter import Adapter
@@ -107,13 +106,13 @@ class Generator:
         """Merge adapters into weights that are read and written by these from now on; see `Merger.through`."""
         self._merger.through(read, write, self.backbone.device)
 
-    def set_adapter(self, adapter: Adapter | None, use: AdapterUse = "merged") -> None:
-        """Merge an adapter (None: the base) in place, or keep it unmerged; on an error the previous one stays.
+    def set_adapter(self, adapter: Adapter | None) -> None:
+        """Merge an adapter (None: the base) in place; on an error the previous one stays.
 
         Raises:
             ValueError: an adapted weight overflows.
         """
-        self._merger.merge(adapter, unmerged=use == "unmerged")
+        self._merger.merge(adapter)
 
     def generate(
         self,

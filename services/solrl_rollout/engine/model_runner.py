@@ -12,7 +12,7 @@ from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo, RankFidelity
-from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
+from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 SCORING = "rewards"
 """Name of scoring in batch limits and metrics, where other parts are precisions."""
 _UNKNOWN = "unknown"
-_BASE: tuple[None, AdapterUse] = (None, "merged")
 
 
 class ModelRunner:
@@ -53,8 +52,8 @@ class ModelRunner:
         self._metrics = metrics
         scorer.batch = self._adaptive(SCORING, "scoring")
         self._batches = {SCORING: scorer.batch}
-        self._served: dict[Precision, tuple[str | None, AdapterUse]] = {}
-        """Digest of the adapter that each precision serves, None for the base model, and its use."""
+        self._served: dict[Precision, str | None] = {}
+        """Digest of the adapter that each precision serves; None for the base model."""
         self.hosted = self._describe(reward_dtype, fidelity)
 
     def generate(
@@ -164,23 +163,21 @@ class ModelRunner:
 
     def _set_adapter(self, job: Job) -> bool:
         precision, digest = job.precision, job.adapter.digest if job.adapter else None
-        use: AdapterUse = job.plan.adapter if job.adapter else "merged"  # without one, both are the base
-        served = digest, use
-        before = self._served.get(precision, _BASE)
-        if served == before and precision in self._served:
+        before = self._served.get(precision)
+        if digest == before and precision in self._served:
             return False
         # Unknown until the merge has succeeded: after a failed one, the next chunk must merge again.
-        self._served[precision] = _UNKNOWN, use
+        self._served[precision] = _UNKNOWN
         try:
-            self.backend.set_adapter(precision, job.adapter, use)
+            self.backend.set_adapter(precision, job.adapter)
         except AdapterMergeError:
             self._served[precision] = before
             raise
         except LayerPrecisionError:
             del self._served[precision]
             raise
-        self._served[precision] = served
-        return served != before
+        self._served[precision] = digest
+        return digest != before
 
     def _batch(self, precision: Precision) -> AdaptiveBatchSize:
         if precision not in self._batches:

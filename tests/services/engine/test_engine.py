@@ -135,7 +135,7 @@ def test_retry_after_counts_the_workers_that_serve_and_no_time_at_reward_servers
     """The worker takes 4 seconds for 4 candidates."""
     scheduler = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
     scheduler.serving = serving
-    scored = ScoredChunk({}, None, None, 0, 0.0, False, 9.0, generate, reward, asked)
+    scored = ScoredChunk({}, None, 0, 0.0, False, 9.0, generate, reward, asked)
     scheduler.record("fake:0", chunk(job()), scored)
     scheduler.submit([chunk(job(), count=20)])
     with pytest.raises(ProblemError) as refused:
@@ -186,21 +186,3 @@ async def test_adapters_of_refused_and_of_finished_requests_are_given_back(gate:
         gate.opened.set()
         assert await asyncio.gather(running, waiting) == [200, 200]
         assert app.state.service.adapters.memory.bytes == 0
-
-
-@pytest.mark.anyio
-async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> None:
-    backend = FakeBackend()
-    async with client_of(create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)) as client:
-        await push(client, "a")
-        for run, switches in (("a", ["merged", "unmerged", "merged"]), (None, ["merged"])):
-            del backend.uses[:]
-            named = []
-            for use in ("merged", "unmerged", "unmerged", "merged"):
-                body = rollout_request(count=4, steps=2, rewards=(REWARD,), adapter=run and (run, 0))
-                body["plan"]["adapter"] = use
-                answer = await client.post("/v1/rollouts", json=body)
-                assert answer.status_code == 200, answer.text
-                named.append(answer.json()["plan"].get("adapter", "merged"))
-            assert named == ["merged", "unmerged", "unmerged", "merged"]
-            assert backend.uses == switches, "the base is the same, however an adapter would be used"

@@ -6,13 +6,11 @@ from scipy.stats import spearmanr
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
 from solrl_core.rewards import RewardSet
-from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import check_noise_contract
 from solrl_proto.models import ModelList
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import RolloutAnswer
-from tests.support.adapters import random_adapter
-from tests.support.service_helpers import Layout, RunningService, adapter_file, pixels, rollout_request, scores
+from tests.support.service_helpers import RunningService, scores
 
 PROMPTS = ["a red circle", "two blue squares"]
 
@@ -49,21 +47,6 @@ def test_rank_does_not_depend_on_batching(service: RunningService) -> None:
 def as_pixels(images: torch.Tensor) -> np.ndarray:
     """Images of this process as `pixels` has those of an answer."""
     return (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int)
-
-
-def test_an_unmerged_adapter_gives_the_images_of_the_process(
-    service: RunningService, backbone: Backbone, layout: Layout
-) -> None:
-    assert service.push("unmerged", 1, adapter_file(layout, 1)).status_code == 201
-    generator, images = Generator(backbone, "nvfp4"), []
-    for use in ("merged", "unmerged"):
-        generator.set_adapter(random_adapter(layout, 1), use)  # type: ignore[arg-type]
-        images.append(as_pixels(generator.generate(PROMPTS[0], [3, 1, 4], steps=2).images))
-        request = rollout_request(seeds=[[3, 1, 4]], adapter=("unmerged", 1), images="png")
-        request["plan"]["adapter"] = use
-        answer = service.client.post("/v1/rollouts", json=request).json()
-        assert np.abs(pixels(answer) - images[-1]).max() <= 1
-    assert np.abs(images[0] - images[1]).max() > 1
 
 
 def test_models_lists_digests_noise_and_precisions(service: RunningService, backbone: Backbone) -> None:

@@ -90,16 +90,3 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
         assert torch.allclose(proxy, samples.scores, atol=1e-5) == (sampler == "training")
         (measured,) = events(output, "fidelity")
         assert (measured["spearman"] > 0.999) == (sampler == "training")
-
-
-def test_an_unmerged_adapter_takes_the_trained_steps(small_service: RunningService, tmp_path: Path) -> None:
-    """Also at a service. The first adapter changes nothing, so only the second tells its use."""
-    proxies = []
-    for use, url in (("merged", None), ("unmerged", None), ("unmerged", small_service.url)):
-        output = tmp_path / f"{use}-{'local' if url is None else 'served'}"
-        go("flowgrpo_two_stage", output, "explore.precision=nvfp4", f"explore.adapter={use}", url=url)
-        proxies.append([line["proxy_mean"] for line in iterations(output)])
-    merged, local, served = proxies
-    assert local == served
-    assert local[0] == merged[0]
-    assert local[1] != merged[1]

@@ -34,7 +34,6 @@ def test_every_version_that_explores_is_measured_and_one_note_says_what_to_do(wa
     (note,) = [note for note in watched.watcher.notes if "rank fidelity is below" in note]
     assert "below 1, " in note
     assert "explore.steps" in note
-    assert "explore.adapter=unmerged" in note
     assert "explore.lag" not in note
     detail = service.running.client.get(f"/v1/runs/{watched.config.run}/iterations").json()
     assert detail["curve"]["series"]["spearman"] == pytest.approx(list(found.values()), rel=1e-4)
@@ -77,11 +76,10 @@ def test_a_lagging_run_is_measured_as_explored(service: Service, folder: Path, m
 
     monkeypatch.setattr(ServiceSource, "groups_of", noted)
     monkeypatch.setattr(held_out, "LEAST_FIDELITY", 1.0)
-    settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged")
+    settings = (*WATCHED, "iterations=3", "explore.lag=1")
     watcher = Watcher()
     go(service, folder / "late", *settings, watcher=watcher)
     assert asked == [(0, 0), (0, 1), (1, 2)]
     assert len(roots) == 1
     (note,) = [note for note in watcher.notes if "rank fidelity is below" in note]
     assert "lower explore.lag" in note
-    assert "unmerged" not in note

@@ -38,7 +38,6 @@ FITTED = (
 """Euler steps as a fitted solver, which ends at its last prediction."""
 PLANS = {
     "whole": ("iterations=2",),
-    "unmerged": ("explore.adapter=unmerged",),
     "fitted": (f"explore.fitted={FITTED}", "iterations=1"),
 }
 

@@ -30,7 +30,6 @@ _NAMES = {
     "vae": "autoencoder",
     "generator": "BF16 generator, merged",
     "explorer": "local explorer's generator",
-    "unmerged": "local explorer's unmerged adapter",
 }
 _TRAINING = {
     "kept": "train: activations of {kept} blocks",
@@ -181,9 +180,8 @@ def _remarks(config: RunConfig, planned: RunMemory, fastest: Precision) -> list[
     if unknown:
         remarks.append(f"Rewards whose size is unknown are not counted: {', '.join(unknown)}.")
     explored = fastest if config.explore.precision == "auto" else config.explore.precision
-    unmerged = f" --unmerged-rank {config.lora.rank}" if config.explore.adapter == "unmerged" else ""
     if config.uses_service:
-        remarks.append(f"A service explores; `solrl-rollout memory --precision {explored}{unmerged}` plans it.")
+        remarks.append(f"A service explores; `solrl-rollout memory --precision {explored}` plans it.")
     elif config.explore.precision == "auto" and config.two_stage:
         remarks.append(f"explore.precision=auto is planned as {fastest}.")
     return remarks

@@ -181,8 +181,6 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         cures = ["choose another explore.precision"]
         if config.two_stage and explore.sampler == "ode":
             cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]
-        if explore.precision == "nvfp4" and explore.adapter == "merged" and config.two_stage:
-            cures.append("set explore.adapter=unmerged")
         if explore.lag:
             cures.append("lower explore.lag")
         logger.warning(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.memory_plan import RESERVED, fitting, generation_peaks, keep_unmerged, modules_of, weight_bytes
+from solrl_core.memory_plan import RESERVED, fitting, generation_peaks, modules_of, weight_bytes
 from solrl_core.precision import fastest_precision
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.sampling.generator import Generator
@@ -73,7 +73,6 @@ class RunMemory:
 
     Attributes:
         weights: part → bytes of frozen weights; a generator has those that it does not share with the frozen base.
-            "unmerged" is an adapter that exploration keeps beside quantised weights.
         sharded: the same, if the base is spread over the ranks.
         gathered: bytes of the blocks that are whole at one time, if the base is spread.
         encoders: text encoder → bytes of its weights.
@@ -177,8 +176,6 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
         encoders = weight_bytes({name: modules.pop(name) for name in names})
         sharded, gathered = sharded_bytes(modules, backbone.blocks, ranks)
         weights = weight_bytes(modules)
-        if "explorer" in generators and config.explore.adapter == "unmerged":
-            weights["unmerged"] = sharded["unmerged"] = keep_unmerged(generators["explorer"], config.lora.rank)
         with Meta(), torch.inference_mode():
             row = backbone.encode(["a"], config.guidance)
         training = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)

@@ -92,7 +92,6 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         sde=config.explored_steps(iteration),
         guidance=config.guidance,
         precision=explore.precision,
-        adapter=explore.adapter,
     )
 
 

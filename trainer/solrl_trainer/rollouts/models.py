@@ -11,7 +11,6 @@ from solrl_core.precision import fastest_precision
 from solrl_core.sampling.generator import Generator
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.identifiers import Precision
-from solrl_proto.rollouts import AdapterUse
 
 from solrl_trainer.memory.run_memory import explored_precision, find_layout
 from solrl_trainer.policy.encoders import Encoders
@@ -32,7 +31,6 @@ class Models:
         policy: current, behaviour and reference policies.
         encoders: text encoders of the backbone.
         world: ranks that train together, in step if they share the base's weights.
-        explored_use: use of the behaviour policy's adapter by `explorer`.
         behaviour_digest: digest of the file of the behaviour policy; empty before one is merged.
         version: version of the behaviour policy, which is the number of finished iterations.
     """
@@ -43,7 +41,6 @@ class Models:
     policy: Policy
     encoders: Encoders
     world: Communicator
-    explored_use: AdapterUse = "merged"
     behaviour_digest: str = field(default="", init=False)
     version: int = field(default=0, init=False)
     _behaviour: Adapter | None = field(default=None, init=False)
@@ -69,7 +66,7 @@ class Models:
         if layout.sharded:
             others = [] if explorer is generator else [explorer]
             world = shard_base(backbone, generator, others, policy, world)
-        return cls(backbone, generator, explorer, policy, encoders, world, config.explore.adapter)
+        return cls(backbone, generator, explorer, policy, encoders, world)
 
     def merge_behaviour(self, adapter: bytes, version: int) -> None:
         """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
@@ -81,7 +78,7 @@ class Models:
             self._behaviour = decode_adapter(adapter, self.generator.layout)
         self.generator.set_adapter(self._behaviour)
         if self.explorer is not self.generator:
-            self.explorer.set_adapter(self._behaviour, self.explored_use)
+            self.explorer.set_adapter(self._behaviour)
 
     @contextmanager
     def serving(self, adapter: Adapter | None) -> Iterator[Generator]:

@@ -283,16 +283,11 @@ class RunConfig(Section):
                 "a service answers with scores, not with candidates to train on; "
                 "expected at=trainer, or rollout_url=null"
             )
-        if value.at == "none" and explore is not None:
-            if explore.adapter == "unmerged":
-                raise ValueError(
-                    "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
-                )
-            if explore.fitted is not None:
-                raise ValueError(
-                    "explore.fitted generates cheap candidates, and with at=none they are trained on; "
-                    "expected at=trainer, or explore.fitted=null"
-                )
+        if value.at == "none" and explore is not None and explore.fitted is not None:
+            raise ValueError(
+                "explore.fitted generates cheap candidates, and with at=none they are trained on; "
+                "expected at=trainer, or explore.fitted=null"
+            )
         return value
 
     @field_validator("optimizer")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from solrl_core.model_options import ImageSize
-from solrl_proto.rollouts import AdapterUse, FittedSolver, ModelBinding, RequestedPrecision
+from solrl_proto.rollouts import FittedSolver, ModelBinding, RequestedPrecision
 
 from solrl_trainer.algorithms.section import Positive, Section, Steps
 
@@ -45,9 +45,6 @@ class Explore(Section):
     """Solver steps of a candidate."""
     precision: RequestedPrecision = "auto"
     """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none."""
-    adapter: AdapterUse = "merged"
-    """merged: into the weights, which are then quantised. unmerged, with precision=nvfp4 alone: the base's weights are
-    quantised, and the adapter's product, in BF16, is added to their outputs."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     sampler: ExplorationSampler = "ode"
@@ -72,8 +69,6 @@ class Explore(Section):
                 "fitted steps follow the ODE; expected explore.fitted=null with explore.sampler=training, or "
                 "explore.sampler=ode"
             )
-        if self.adapter == "unmerged" and self.precision != "nvfp4":
-            raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision=nvfp4, or merged")
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(
                 f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "

@@ -23,7 +23,6 @@ from solrl_engine.backend import (
 )
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import AdapterUse
 
 from solrl_rollout.engine.backends.vllm_omni.orders import Order
 from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, peft_folder
@@ -102,7 +101,7 @@ class VllmOmniBackend:
         """One size: vLLM-Omni compiles for all of them."""
         return (limit,)
 
-    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
         """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
         if adapter is None:
             self._adapter = None
