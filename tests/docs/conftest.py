@@ -40,8 +40,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     redness = example("README.md")
     (folder / redness.title).write_text(redness.text)
     for page in PAGES:
-        file = example(page)
-        (folder / file.title).write_text(file.text)
+        for file in filter(lambda block: block.title, blocks(page, "python")):
+            (folder / file.title).write_text(file.text)
         for block in blocks(page, "toml"):
             for group, entries in tomllib.loads(block.text)["project"]["entry-points"].items():
                 lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]

@@ -19,7 +19,7 @@ from solrl_core.rewards.loading import CONFIG, TOKENIZER
 from solrl_core.rewards.reward import prompt_fault
 from solrl_core.sampling.generator import Generator
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
-from solrl_trainer.algorithms.training_data import ForwardBatch
+from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.commands.run import run
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
@@ -130,6 +130,42 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     assert 0 < line["loss"] < 1
     assert line["objective/margin"] > 0
     assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["tau"] == 10
+
+
+def test_the_policy_gradient_trains_on_the_policy_that_generated(examples: Path, tmp_path: Path) -> None:
+    settings = [*overrides(ALGORITHM, "my_gradient"), *QUICK, "explore.prompts=1", "explore.candidates=4"]
+    given: Any = {"overrides": [*settings, "explore.keep=4", "optimizer.batch=8"], "arguments": {"output": tmp_path}}
+    config = resolve("mini-sana/flowgrpo/clipscore", **given).config
+    assert config.policy.decay_max == 0
+    run(config)
+    line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
+    assert line["objective/ratio"] == pytest.approx(1, abs=1e-2)
+    # The loss is 0 before the first step, since advantages have mean 0.
+    assert abs(line["loss"]) < 1e-2
+    assert line["grad_norm"] > 0
+
+
+def test_the_policy_gradient_raises_the_probability_of_better_steps(examples: Path) -> None:
+    from my_gradient import ClippedGradient, GradientSettings
+    from solrl_core.sampling.sde import StochasticSolver
+    from solrl_core.sampling.solver_specs import make_solver
+    from solrl_trainer.algorithms.algorithm import Velocities
+
+    algorithm = ClippedGradient(GradientSettings(clip_range=0.1))
+    solver = make_solver(algorithm.trains_on.solver("euler", 10, 0, 0))
+    assert isinstance(solver, StochasticSolver)
+    random = torch.Generator().manual_seed(0)
+    x, x_next, v = (torch.randn(2, 4, generator=random) for _ in range(3))
+    sigma, sigma_next = torch.full((2,), 0.5, dtype=torch.float64), torch.full((2,), 0.4, dtype=torch.float64)
+    before = solver.log_prob(x, sigma, sigma_next, v, x_next)
+    batch = TrajectoryBatch(x, sigma.float(), torch.tensor([1.0, -1.0]), x_next, sigma, sigma_next, before, solver)
+    v.requires_grad_()
+    found = algorithm.loss(batch, Velocities(v, {}))
+    assert float(found.value.detach()) == pytest.approx(0, abs=1e-6)
+    (slope,) = torch.autograd.grad(found.value, v)
+    after = batch.log_prob_under(v.detach() - 1e-3 * slope)
+    assert after[0] > before[0]
+    assert after[1] < before[1]
 
 
 def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
