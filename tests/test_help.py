@@ -74,25 +74,18 @@ def test_each_program_says_its_version_and_how_to_ask(program: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("solrl-train run --dry-run --set optimizer.lr=1", "(did you mean 'optimizer.learning_rate'?)"),
-        ("solrl-train run --dry-run --set rewards=clipscor", "got reward 'clipscor' (did you mean 'clipscore'?)"),
-        ("solrl-train run --dry-run --preset mini-sanna/sol_rl/clipscore", "(did you mean 'mini-sana'?)"),
         ("solrl-train runn", "run, demo"),
         ("solrl-train runs lst", "list, delete"),
         ("solrl-rollout serv", "serve, check, doctor, memory, token"),
         ("solrl-rollout token creat", "create, list, revoke"),
     ],
 )
-def test_what_is_unknown_gets_what_is_near_or_known(words: str, said: str) -> None:
-    program, *given = words.split()
-    done = typed(PROGRAMS[program], *given)
+def test_an_unknown_command_gets_those_that_are_known(words: str, said: str) -> None:
+    program, *commands = words.split()
+    done = typed(PROGRAMS[program], *commands)
     assert done.returncode == 2
     assert said in done.stderr
-    if "--dry-run" in given:
-        (line,) = done.stderr.splitlines()
-        assert len(line) < 400
-    else:
-        assert given[-1] in done.stderr
+    assert commands[-1] in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -253,22 +253,18 @@ def test_the_trainer_understands_its_command(name: str) -> None:
     assert command.preset, "so that the first start of all begins a run"
 
 
-@pytest.mark.parametrize(("given", "share"), [({}, 1.0), ({"SOLRL_EXPLORE_SHARE": "0.85"}, 0.85)])
-def test_the_service_explores_every_prompt_unless_a_variable_says_otherwise(
-    given: dict[str, str], share: float
+@pytest.mark.parametrize(
+    ("variables", "share", "patience"),
+    [({}, 1.0, 600.0), ({"SOLRL_EXPLORE_SHARE": "0.85", "SOLRL_PATIENCE": "28800"}, 0.85, 28800.0)],
+)
+def test_variables_say_what_a_trainer_explores_and_how_long_it_waits_for_a_service(
+    variables: dict[str, str], share: float, patience: float
 ) -> None:
-    command = parsed(["solrl-train", *load(FILE, given)["services"]["trainer"]["command"]])
+    command = parsed(["solrl-train", *load(FILE, variables)["services"]["trainer"]["command"]])
     config = resolve(
         command.preset, overrides=[*command.set, "prompts=shapes"], arguments={"rollout_url": command.rollout_url}
     ).config
-    assert config.explore.share == share
-
-
-@pytest.mark.parametrize(("given", "patience"), [({}, 600.0), ({"SOLRL_PATIENCE": "28800"}, 28800.0)])
-def test_a_trainer_waits_for_a_service_as_long_as_a_variable_says(given: dict[str, str], patience: float) -> None:
-    command = parsed(["solrl-train", *load(FILE, given)["services"]["trainer"]["command"]])
-    config = resolve(command.preset, overrides=[*command.set, "prompts=shapes"]).config
-    assert config.patience == patience
+    assert (config.explore.share, config.patience) == (share, patience)
 
 
 def test_the_demo_is_the_one_of_the_command_line() -> None:

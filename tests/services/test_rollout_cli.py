@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from solrl_core.families.load import locate
 from solrl_reward.cli import main as reward_main
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.cli import main
@@ -114,15 +112,6 @@ def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
 def test_serve_refuses_an_unknown_name_and_lists_the_known_ones(flags: list[str], said: list[str]) -> None:
     message = refusal("--port", "0", "--device", "cpu", *flags)
     assert all(part in message for part in said), message
-
-
-def test_serve_refuses_sizes_that_the_model_cannot_generate(tmp_path: Path) -> None:
-    model = shutil.copytree(locate("mini-sana"), tmp_path / "odd")
-    shutil.copytree(Path(locate("mini-sana")).parent / "mini-clip", tmp_path / "mini-clip")
-    options = json.loads((model / "solrl.json").read_text())
-    (model / "solrl.json").write_text(json.dumps(options | {"height": 100}))
-    message = refusal("--port", "0", "--model", str(model))
-    assert "got images of 64×100 px; odd needs multiples of 16 px" in message
 
 
 def test_serve_refuses_a_bad_environment() -> None:

@@ -1,4 +1,4 @@
-"""The shipped miniature, with a copy of its transformer for each test that trains it, and a service of it."""
+"""The smaller miniature, with a copy of its transformer for each test that trains it, and a service of it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,20 +42,13 @@ def _undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def loaded() -> Backbone:
-    """The miniature, loaded once; tests must not modify it."""
-    return load_backbone("mini-sana")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    """A service of the miniature for each file of tests, with a store in memory."""
-    with running_service() as running:
-        yield running
+    """The smaller miniature, loaded once; tests must not modify it."""
+    return load_backbone(small_model())
 
 
 @pytest.fixture(scope="module")
 def small_service() -> Iterator[RunningService]:
-    """A service of the smaller miniature for each file of tests."""
+    """A service of the smaller miniature for each file of tests, with a store in memory."""
     with running_service(model=small_model()) as running:
         yield running
 

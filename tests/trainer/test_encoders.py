@@ -13,6 +13,7 @@ from solrl_core.sampling.prompt_cache import PromptCache
 from solrl_trainer.loop import train
 from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.rollouts.models import Models
+from tests.support.small_model import small_model
 from tests.trainer.real_runs import Watcher
 from tests.trainer.training_helpers import PROMPTS, QUICK, tiny_config
 from torch import nn
@@ -96,9 +97,9 @@ def test_they_leave_after_an_error(moves: list[Move], monkeypatch: pytest.Monkey
 def test_a_run_moves_them_once_per_iteration_and_trains_the_same(moves: list[Move], tmp_path: Path) -> None:
     adapters = {}
     for where in ("gpu", "cpu"):
-        overrides = (*QUICK, "rollout_url=null", "evaluate.prompts=2", "iterations=2", f"optimizer.encoders={where}")
+        overrides = (*QUICK, f"model={small_model()}", "rollout_url=null", "evaluate.prompts=2", "iterations=2")
         moves.clear()
-        config = tiny_config(*overrides, output=tmp_path / where, run=where)
+        config = tiny_config(*overrides, f"optimizer.encoders={where}", output=tmp_path / where, run=where)
         train(config, Watcher())
         adapters[where] = (config.output / "checkpoints" / "000002" / "state.safetensors").read_bytes()
         # At first; for the evaluation; and for each of two iterations.

@@ -14,18 +14,20 @@ from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
 from tests.support.service_helpers import running_service
+from tests.support.small_model import small_model
 from tests.trainer.real_runs import SMALL, Watcher
 from tests.trainer.training_helpers import tiny_config
 
 
 def test_a_run_explores_trains_and_evaluates_at_its_size_and_another_evaluation_at_its_own(tmp_path: Path) -> None:
     size = ("generate.height=32", "generate.width=96")
-    one = ("iterations=1", "evaluate.rewards=[]")  # the judge takes images of the model's own size alone
+    # The judge takes images of the model's own size alone.
+    one = (f"model={small_model()}", "iterations=1", "evaluate.rewards=[]")
 
     def config(*given: str) -> RunConfig:
         return tiny_config(*SMALL, *one, *given, output=tmp_path, run="wide", rollout_url=service.url)
 
-    with running_service("--height", "32", "--width", "96") as service:
+    with running_service("--height", "32", "--width", "96", model=small_model()) as service:
         (model,) = service.client.get("/v1/models").json()["models"]
         assert (model["height"], model["width"]) == (32, 96)
         with pytest.raises(MismatchError, match="images of another size") as refused:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from solrl_trainer.memory.training_memory import plan_training
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.training_sections import Lora
-from tests.support.service_helpers import running_service
+from tests.support.service_helpers import RunningService
 from tests.support.small_model import small_model
 from tests.support.typed import accepted, typed
 from tests.trainer.training_helpers import QUICK, run_config
@@ -30,11 +29,8 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("served", [False, True])
-def test_a_run_trains_the_chosen_layers_alone(served: bool, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        url = stack.enter_context(running_service(model=small_model())).url if served else None
-        run(run_config("mini-sana/sol_rl/clipscore", tmp_path / "run", *SMALL, rollout_url=url))
+def test_a_run_trains_the_chosen_layers_alone(small_service: RunningService, tmp_path: Path) -> None:
+    run(run_config("mini-sana/sol_rl/clipscore", tmp_path / "run", *SMALL, rollout_url=small_service.url))
     backbone = load_backbone(small_model())
     layout = adapter_layout(backbone.transformer, backbone.lora_targets)
     chosen = {name for name in layout if re.fullmatch(VALUES, name)}

@@ -26,10 +26,9 @@ from solrl_trainer.memory import run_memory, training_memory
 from solrl_trainer.memory.run_memory import LayoutSettings, MemoryLayout, RunMemory, plan_run
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
 from solrl_trainer.policy.lora import inject
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.training_sections import Lora
 from tests.core.families.tiny_pipelines import write_z_image
-from tests.support.true_shapes import write_skeleton
+from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused, typed
 from tests.trainer.training_helpers import tiny_config
 
@@ -59,9 +58,9 @@ _PLANS: dict[tuple[Any, ...], TrainingPlan] = {}
 
 @pytest.fixture
 def bare(tmp_path: Path) -> PipelineBackbone:
-    """The miniature without a single weight."""
+    """The smaller miniature without a single weight."""
     folder = tmp_path / "mini-sana"
-    shutil.copytree(catalog.mini_sana(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(small_model(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     return load_skeleton(str(folder))
 
 
@@ -88,7 +87,7 @@ def test_weights_are_those_of_model_and_generators(bare: PipelineBackbone, monke
 
 
 def test_a_loaded_model_is_planned_like_its_configurations(bare: PipelineBackbone) -> None:
-    real = load_backbone("mini-sana", dtype=torch.bfloat16)
+    real = load_backbone(small_model(), dtype=torch.bfloat16)
     before = part_digests(real.parts)
     found = planned(real.on_meta(), "explore.precision=fp8", "optimizer.shard_base=true")
     expected = planned(bare, "explore.precision=fp8", "optimizer.shard_base=true")
@@ -206,41 +205,6 @@ def test_settings_determine_the_layout(settings: tuple[str, ...], ranks: int, ex
     wanted = LayoutSettings.of(tiny_config(*settings), 5, ranks)
     assert wanted == expected
     assert wanted.layout == (replace(STAYING, checkpointed=3) if expected.checkpointed == 3 else None)
-
-
-@pytest.mark.release
-def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: Path) -> None:
-    folder = write_skeleton("flux", catalog.mini_flux(), tmp_path / "flux")
-    skeleton = load_skeleton(str(folder))
-
-    def run(ranks: int, *settings: str) -> RunMemory:
-        config = resolve("flux1/sol_rl/hpsv2", overrides=(SERVED, *settings)).config
-        return plan_run(config, skeleton, "fp8", ranks)
-
-    gpu, words = 24 * 10**9, ("--preset", "flux1/sol_rl/hpsv2", "--set", SERVED)
-    done = typed(main, "memory", *words, "--set", f"model={folder}", "--gpu", "24", "--gpus", "4", COLUMNS="200")
-    assert "On 4 GPUs of 24 GB the run does not fit" in done.stdout
-    assert "It fits with reward_options={hpsv2: {dtype: bfloat16}}." in done.stdout
-    half = "reward_options={hpsv2: {dtype: bfloat16}}"
-    four = run(4, half)
-    layout = four.layout(gpu)
-    assert layout.sharded
-    assert layout.offloaded
-    assert four.fits(layout, gpu)
-    assert not four.fits(replace(layout, offloaded=False), gpu)
-    # A quarter of 11.9 · 10⁹ BF16 weights, all but the embedders sharded; a quarter of the generator's own.
-    assert four.sharded["transformer"] == pytest.approx(2 * 11.9e9 / 4, rel=0.03)
-    assert four.sharded["generator"] == pytest.approx(2 * 190 * 3072**2 / 4, rel=0.01)
-    assert four.weights["transformer"] == pytest.approx(2 * 11.9e9, rel=0.01)
-    assert four.encoders["text_encoder_2"] == pytest.approx(2 * 4.76e9, rel=0.01)
-    alone = replace(four, settings=replace(four.settings, sharded=False))
-    assert not alone.fits(alone.layout(gpu), gpu)
-    assert not alone.layout(gpu).sharded
-    for remaining in ("optimizer.encoders=gpu", "optimizer.shard_base=false"):
-        other = replace(
-            four, settings=LayoutSettings.of(resolve("flux1/sol_rl/hpsv2", overrides=[SERVED, remaining]).config, 57, 4)
-        )
-        assert not other.fits(other.layout(gpu), gpu)
 
 
 def test_samples_are_counted_as_an_iteration_holds_them(loaded: Backbone) -> None:
@@ -400,7 +364,7 @@ def test_blocks_that_run_twice_keep_twice_as_much(tmp_path: Path, monkeypatch: p
 @torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1)
 def test_one_process_may_plan_any_number_of_micro_batches() -> None:
     """Bytes are proportional to the rows of the batch."""
-    backbone, lora = low_precision("mini-sana"), Lora(rank=4, alpha=8)
+    backbone, lora = low_precision(small_model()), Lora(rank=4, alpha=8)
     row = backbone.encode(["a"])
     whole, part = (sum(plan_training(backbone, lora, batch, row).kept) for batch in (32, 3))
     assert part == pytest.approx(whole * 3 / 32, rel=0.05)

@@ -1,54 +1,18 @@
 """Records of iterations, times of rewards, and what the trainer logs."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from solrl_proto.rollouts import RewardTime
 from solrl_proto.status import ScoringTime
-from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord, spread_of
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
 from solrl_trainer.rollouts.device_source import RewardClock
 from tests.trainer.run_folders import iteration_record
-
-
-def test_the_line_of_an_iteration() -> None:
-    record = replace(iteration_record(4), update=UpdateFigures(0.5, 1.0, 2.0, {"ratio": 1.25}))
-    assert record.line() == {
-        "iteration": 4,
-        "version": 5,
-        "proxy_mean": pytest.approx(0.239),
-        "reward_best": pytest.approx(0.276),
-        "reward_mean": pytest.approx(0.232),
-        "reward_worst": pytest.approx(0.2),
-        "groups_without_spread": 0.25,
-        "rewards": {"clipscore": 0.232},
-        "explored_version": 4,
-        "precision": "nvfp4",
-        "numerics": "emulated",
-        "digest": f"sha256:{4:064x}",
-        "loss": 0.5,
-        "grad_norm": 1.0,
-        "grad_norm_max": 2.0,
-        "objective/ratio": 1.25,
-        "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0, "push": 0.1},
-        "scoring": [
-            {
-                "of": "candidates",
-                "by": "service",
-                "reward": "clipscore",
-                "server": "there:8200",
-                "seconds": 1.2,
-            },
-            {"of": "samples", "by": "trainer", "reward": "clipscore", "seconds": 0.25},
-            {"of": "samples", "by": "trainer", "reward": "verifier", "seconds": 0.0},
-        ],
-    }
 
 
 def test_the_report_of_an_iteration_and_its_spread() -> None:

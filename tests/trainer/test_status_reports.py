@@ -15,10 +15,12 @@ from solrl_trainer.loop import train
 from solrl_trainer.records import status_reports
 from solrl_trainer.records.status_reports import thumbnail
 from tests.support.service_helpers import RunningService
+from tests.support.small_model import small_model
 from tests.trainer.real_runs import Watcher
 from tests.trainer.training_helpers import events, tiny_config
 
 SMALL = (
+    f"model={small_model()}",
     *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
     "explore.precision=nvfp4",
     *("evaluate.prompts=2", "evaluate.seeds=2", "evaluate.steps=1", "evaluate.every=1", "evaluate.fidelity_prompts=0"),
@@ -35,13 +37,13 @@ def patient_end() -> Iterator[None]:
 
 
 def test_a_run_reports_its_metrics_curve_settings_and_last_samples(
-    service: RunningService, tmp_path: Path, notes: list[str]
+    small_service: RunningService, tmp_path: Path, notes: list[str]
 ) -> None:
-    config = tiny_config(*SMALL, output=tmp_path, run="judged", rollout_url=service.url)
+    config = tiny_config(*SMALL, output=tmp_path, run="judged", rollout_url=small_service.url)
     train(config, Watcher())
     assert not [note for note in notes if "page" in note]
-    detail = RunDetail.model_validate_json(service.client.get(f"/v1/runs/{config.run}/iterations").content)
-    (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
+    detail = RunDetail.model_validate_json(small_service.client.get(f"/v1/runs/{config.run}/iterations").content)
+    (run,) = [one for one in small_service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
     lines = events(config.output, "iteration")
     assert detail.curve.iterations == (0, 1)
     series = detail.curve.series

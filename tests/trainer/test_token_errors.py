@@ -44,15 +44,6 @@ def test_a_run_without_a_scope_is_refused_before_loading(guarded: Guarded, token
     assert (run.returncode == 0) == (lacking is None)
 
 
-def test_who_lacks_a_scope_is_told_the_variable(guarded: Guarded) -> None:
-    asked = ("--rollout-url", guarded.service.url)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("solrl_trainer.commands.runs.RolloutClient.adapters", lambda client, name: True)
-        said = refused(main, "runs", "delete", "mine", *asked, SOLRL_TOKEN=guarded.tokens["rollout"])
-    assert "lacks the scope 'push'" in said
-    assert PLACES in said
-
-
 @pytest.mark.parametrize(("status", "told"), [(401, True), (403, True), (404, False)])
 def test_a_proxys_refusal_names_it_too(status: int, told: bool) -> None:
     with hostile_service() as service:

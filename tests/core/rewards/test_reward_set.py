@@ -17,19 +17,12 @@ from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.ocr import Ocr
 from solrl_core.rewards.reward import checks_prompts, first_fault, prompt_fault, weighted_sum
-from solrl_minis.verifier import verifier_graded_reward, verifier_reward
 from tests.core.rewards.reward_helpers import CLIP, HPSV2, IMAGEREWARD
 
 
 @pytest.fixture(scope="module")
 def clipscore() -> ClipScore:
     return ClipScore(CLIP)
-
-
-def test_a_reward_is_found_by_name_or_by_module_and_attribute(backbone: Backbone) -> None:
-    assert load_reward("verifier", backbone) is verifier_reward
-    assert load_reward("verifier_graded", backbone) is verifier_graded_reward
-    assert load_reward("solrl_minis.verifier:verifier_reward", backbone) is verifier_reward
 
 
 def giving(values: Any) -> Reward:

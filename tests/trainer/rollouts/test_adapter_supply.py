@@ -3,7 +3,7 @@
 import pytest
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
-from solrl_core.families import load_backbone
+from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -23,9 +23,10 @@ class Restarting(RolloutClient):
         super().rewind(run, version, head)
 
 
-def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions(service: RunningService) -> None:
-    backbone = load_backbone("mini-sana")
-    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions(
+    small_service: RunningService, loaded: Backbone
+) -> None:
+    layout = adapter_layout(loaded.transformer, loaded.lora_targets)
     files = [adapter_file(layout, seed) for seed in range(4)]
     own = {adapter_digest(file) for file in files}
 
@@ -33,12 +34,12 @@ def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions
         listed = client.adapters("behind")
         return [info.version for info in listed.versions], listed.pinned
 
-    with RolloutClient(service.url) as client, Restarting(service.url) as restarting:
+    with RolloutClient(small_service.url) as client, Restarting(small_service.url) as restarting:
         supply = supply_of(client)
         supply.start({0: files[0]})
         for version in (1, 2, 3):
             supply.push(version, files[version])
-        service.client.put("/v1/runs/behind/adapters/1/pin").raise_for_status()
+        small_service.client.put("/v1/runs/behind/adapters/1/pin").raise_for_status()
         supply_of(client).start({1: files[1], 2: files[2]}, own)
         assert held() == ([0, 1, 2], (1,))
         with pytest.raises(ProblemError) as raised:
@@ -48,17 +49,18 @@ def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions
         restarting.push("behind", 3, 2, MODEL, files[3])
         supply_of(restarting).start({2: files[2]}, own)
         assert held() == ([2], ())
-        service.client.delete("/v1/runs/behind").raise_for_status()
+        small_service.client.delete("/v1/runs/behind").raise_for_status()
         client.push("behind", 2, None, MODEL, files[2])
         supply_of(client).start({0: files[0], 1: files[1]}, own)
         assert held() == ([0, 1], ())
 
 
-def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningService, notes: list[str]) -> None:
+def test_requests_that_met_the_same_loss_are_all_repeated(
+    small_service: RunningService, loaded: Backbone, notes: list[str]
+) -> None:
     """The first one's call pushes what is missing; the others find it there."""
-    backbone = load_backbone("mini-sana")
-    file = adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)
-    with RolloutClient(service.url) as client:
+    file = adapter_file(adapter_layout(loaded.transformer, loaded.lora_targets), 0)
+    with RolloutClient(small_service.url) as client:
         told: list[tuple[str, Wait | None]] = []
         supply = AdapterSupply(client, run="lost", model=MODEL, lag=1, on_wait=lambda *wait: told.append(wait))
         supply.start({0: file})
