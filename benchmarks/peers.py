@@ -42,6 +42,7 @@ PROMPTS, SAMPLES = ("2 red circles", "3 blue squares"), 18
 """Prompts of every turn of trainings whose rewards are compared, and samples of each."""
 PARTS = ("sample", "train")
 COMPILED = "sample compiled"
+LEARNING, SAME_DRAWS = "learning", "learning, same draws"
 WIDE = 1.1
 """Turns that differ by this factor are shown."""
 COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
@@ -61,6 +62,9 @@ def main() -> None:
         "--learn", type=int, default=0, metavar="TURNS", help="turns of trainings on a CPU, with rewards"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4], help="of these trainings")
+    parser.add_argument(
+        "--same-draws", action="store_true", help="in these trainings, DiffusionNFT gets our noise and noise levels"
+    )
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with the miniatures and few samples")
     args = parser.parse_args()
     if not args.clones and not args.render:
@@ -91,8 +95,14 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
     complete = True
     for clone, seed in product(args.clones, args.seeds):
         drive = drive_of(clone)
-        work = Work("sd3-medium", drive.RECIPE, "cpu", SAMPLES, PROMPTS, seed, Learning())
-        common = {"model": work.model, "recipe": work.recipe, "part": "learning", "beside": drive.NAME, "seed": seed}
+        work = Work("sd3-medium", drive.RECIPE, "cpu", SAMPLES, PROMPTS, seed, Learning(same_draws=args.same_draws))
+        common = {
+            "model": work.model,
+            "recipe": work.recipe,
+            "part": SAME_DRAWS if args.same_draws else LEARNING,
+            "beside": drive.NAME,
+            "seed": seed,
+        }
         with Trainer(None, work) as own, Trainer(clone, work) as peer:
             curves: dict[str, list[float]] = {OURS: [], drive.NAME: []}
             for turn in range(args.learn):
@@ -221,9 +231,10 @@ HEAD = (
 
 def page(found: Mapping[str, Any]) -> str:
     lines = ["# Beside peers' own trainers", ""]
-    timed = [row for row in found.get("rows", ()) if row["part"] != "learning"]
-    learned = [row for row in found.get("rows", ()) if row["part"] == "learning"]
+    timed = [row for row in found.get("rows", ()) if row["part"] not in (LEARNING, SAME_DRAWS)]
+    learned, same = ([row for row in found.get("rows", ()) if row["part"] == part] for part in (LEARNING, SAME_DRAWS))
     sections = [*([_times(timed)] if timed else ()), *([_learning(learned)] if learned else ())]
+    sections += [_same_draws(same)] if same else []
     for section in sections:
         lines += section
         lines += [""]
@@ -287,23 +298,38 @@ def _learning(rows: Sequence[Row]) -> Iterator[str]:
     yield "By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: DiffusionNFT on mini-sd3, learning rate"
     yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, one step,"
     yield f"and {same.timestep_fraction:.0%} of the noise levels. Rewards are {same.reward} of its samples."
-    yield "The difference is theirs minus ours, with its 95 % interval over seeds."
+    yield "The difference is theirs minus ours, with its 95 % interval over the seeds that came so far."
     yield ""
     yield from table(("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference"), _curves(rows))
+
+
+def _same_draws(rows: Sequence[Row]) -> Iterator[str]:
+    """Section of trainings in which the peer has our random draws."""
+    yield "## Rewards with the same random draws"
+    yield ""
+    yield "By `--same-draws`: as above, but DiffusionNFT's code gets the initial noise, noise levels and training noise"
+    yield "of our run. Small differences, as of rounding, grow from turn to turn."
+    yield ""
+    yield from table(("seed", "trainer", "rewards of each turn"), (_rewards(row) for row in rows))
+
+
+def _rewards(row: Row) -> Sequence[str]:
+    return str(row["seed"]), row["trainer"], " ".join(f"{reward:.3f}" for reward in row["rewards"])
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
     for peer in dict.fromkeys(row["beside"] for row in rows):
         of_peer = [row for row in rows if row["beside"] == peer]
-        finished = min(len(row["rewards"]) for row in of_peer)
-        ours, theirs = (
-            np.array([row["rewards"][:finished] for row in of_peer if row["trainer"] == name]) for name in (OURS, peer)
-        )
-        for first in range(0, ours.shape[1], TURNS_SHOWN):
-            own, other = (curves[:, first : first + TURNS_SHOWN].mean(1) for curves in (ours, theirs))
-            turns = f"{first + 1} to {min(first + TURNS_SHOWN, ours.shape[1])}"
+        longest = max(len(row["rewards"]) for row in of_peer)
+        for first in range(0, longest, TURNS_SHOWN):
+            last = min(first + TURNS_SHOWN, longest)
+            reached = [row for row in of_peer if len(row["rewards"]) >= last]
+            own, other = (
+                np.array([np.mean(row["rewards"][first:last]) for row in reached if row["trainer"] == name])
+                for name in (OURS, peer)
+            )
             means = (f"{rewards.mean():.4f}" for rewards in (own, other))
-            yield turns, peer, str(len(own)), *means, f"{over_seeds(other - own):+.4f}"
+            yield f"{first + 1} to {last}", peer, str(len(own)), *means, f"{over_seeds(other - own):+.4f}"
 
 
 def _title(row: Row) -> str:

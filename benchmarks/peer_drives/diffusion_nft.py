@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from peer_drives.our_draws import draw_as_ours
 from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package, run_sd3
 from peer_drives.turns import Turns, Work
 
@@ -35,4 +36,6 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     batches = [[prompt] * batch for prompt in work.prompts for _ in range(-(-work.samples // batch))]
     sample.num_batches_per_epoch = train.gradient_accumulation_steps = len(batches)
     config.debug, config.seed = True, work.seed
+    if work.learning is not None and work.learning.same_draws:
+        draw_as_ours(script, config, work, stage.latents["latent_shape"])
     run_sd3(script, config, flags, stage, batches)

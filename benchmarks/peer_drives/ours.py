@@ -6,10 +6,8 @@ from pathlib import Path
 
 from solrl_core.adapter import encode_adapter
 from solrl_core.rewards import RewardSet
-from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import collect_samples, train_step
 from solrl_trainer.policy.update import trained_steps
-from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.loading import Loaded
@@ -19,7 +17,7 @@ from solrl_trainer.settings.presets import resolve
 from training_phase import PRESETS
 
 from peer_drives.models import loaded, named, reward_of
-from peer_drives.turns import Turns, Work
+from peer_drives.turns import Turns, Work, prompt_set
 
 
 def run(work: Work, turns: Turns) -> None:
@@ -40,7 +38,7 @@ def run(work: Work, turns: Turns) -> None:
         backbone = loaded(work, config.guidance)
         models = Models.build(backbone, config)
         rewards = RewardSet({"hpsv2": reward_of(work, backbone)})
-        prompts = PromptSet(([PromptItem(id=str(number), text=text) for number, text in enumerate(work.prompts)],))
+        prompts = prompt_set(work)
         source = DeviceSource(config, Loaded(backbone, rewards), models, prompts)
         session = connect(config, source, prompts, prompts)
         session.start({0: encode_adapter(models.policy.behaviour())}, ())

@@ -10,6 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from solrl_proto.rollouts import PromptItem
+from solrl_trainer.prompts.prompt_sets import PromptSet
 
 WARM_UP = -1
 """Number of the turn in which code is compiled, and libraries choose their kernels."""
@@ -47,6 +49,13 @@ class Learning:
     reward: str = "clipscore"
     learning_rate: float = 1e-3
     timestep_fraction: float = 0.3
+    same_draws: bool = False
+    """Whether a peer uses our initial noise, noise levels and training noise."""
+
+
+def prompt_set(work: Work) -> PromptSet:
+    """The prompts as our trainer draws them."""
+    return PromptSet(([PromptItem(id=str(number), text=text) for number, text in enumerate(work.prompts)],))
 
 
 class TurnsOverError(Exception):

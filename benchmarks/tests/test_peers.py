@@ -3,9 +3,18 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import peers
 import pytest
+import torch
+from peer_drives.our_draws import draw_as_ours
+from peer_drives.turns import Work
+from solrl_core.sampling.noise import initial_noise
+from solrl_proto.noise import expand_seeds
+from solrl_trainer.policy.update import training_pairs
+from solrl_trainer.rollouts.exploration import seed_root
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +105,36 @@ def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"expected the folder of a clone.*scripts/train_nft_sd3\.py"):
         peers.main()
+
+
+class NoAdvantages:
+    """In the place of a peer's class of advantages."""
+
+    def update(self, prompts: list[str], rewards: np.ndarray) -> None: ...
+
+
+def test_a_peer_gets_our_draws_of_each_turn() -> None:
+    shape, size, steps, trained = (1, 2, 2), 3, 10, 3
+    work = Work("sd3-medium", "diffusionnft", "cpu", size, ("a", "b"), seed=7)
+    script = SimpleNamespace(
+        torch=SimpleNamespace(), pipeline_with_logprob=lambda latents: latents, PerPromptStatTracker=NoAdvantages
+    )
+    config = SimpleNamespace(sample=SimpleNamespace(num_steps=steps), train=SimpleNamespace(timestep_fraction=0.3))
+    draw_as_ours(script, config, work, shape)
+    for turn in range(2):
+        for prompt in range(2):
+            seeds = expand_seeds(seed_root(7, turn), str(prompt), size)
+            assert torch.equal(script.pipeline_with_logprob(), initial_noise(seeds, shape))
+        script.PerPromptStatTracker().update(["a"] * size + ["b"] * size, np.array([[2], [3], [1], [5], [4], [6]]))
+        order = script.torch.randperm(2 * size).tolist()
+        assert sorted([order[:size], order[size:]]) == [[1, 0, 2], [5, 3, 4]]
+        levels = [script.torch.randperm(steps).tolist() for _ in order]
+        assert all(sorted(row) == list(range(steps)) for row in levels)
+        noise = torch.stack([script.torch.randn_like(None) for _ in range(2 * trained)]).view(2, trained, size, *shape)
+
+        generator = torch.Generator().manual_seed(expand_seeds(7, f"update/{turn}", 1)[0])
+        index, at = training_pairs(2 * size, steps, 0.3, generator)
+        ours = torch.cat([torch.randn(size, *shape, generator=generator) for _ in range(2 * trained)])
+        for sample, level, row in zip(index.tolist(), at.tolist(), ours, strict=True):
+            batch, place = divmod(sample, size)
+            assert torch.equal(noise[batch, levels[sample][:trained].index(level), place], row)
