@@ -164,7 +164,8 @@ def figures(read: Read) -> dict[str, Any]:
         "fast": _fast(read("fast")),
         "peers": _peers(read("peers")["rows"]),
         "engines": _engines(read("engines")["rows"]),
-        "learning": _learning([row for row in read("peers")["rows"] if row["part"] == "learning"]),
+        "learning": _learning([row for row in read("peers")["rows"] if row["part"] == "learning"])
+        | {"same": _same_draws([row for row in read("peers")["rows"] if row["part"] == "learning, same draws"])},
     }
 
 
@@ -190,22 +191,44 @@ def _engines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[st
 
 def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Trainings beside a peer's, by means of five turns: which fall below their start, how all others end, and theirs
-    less ours with the interval over seeds.
+    less ours with the interval over seeds. Shorter trainings count in the differences alone.
     """
     curves = [
-        np.array([row["rewards"] for row in rows if (row["trainer"] == "ours") == ours]) for ours in (True, False)
+        [
+            [float(np.mean(row["rewards"][end - TURNS : end])) for end in range(TURNS, len(row["rewards"]) + 1, TURNS)]
+            for row in rows
+            if (row["trainer"] == "ours") == ours
+        ]
+        for ours in (True, False)
     ]
-    ours, theirs = (each.reshape(len(each), -1, TURNS).mean(-1) for each in curves)
+    longest = max(map(len, curves[0]))
+    ours, theirs = ([run for run in runs if len(run) == longest] for runs in curves)
+    differences = [
+        np.array([their[at] - our[at] for our, their in zip(*curves, strict=True) if len(our) > at])
+        for at in range(longest)
+    ]
     fallen = [[(run[0], run[-1]) for run in runs if run[-1] < run[0]] for runs in (ours, theirs)]
     return {
         "seeds": len(ours),
+        "all": len(curves[0]),
         "fallen": dict(zip(("ours", "theirs"), fallen, strict=True)),
         "ends": span(run[-1] for runs in (ours, theirs) for run in runs if run[-1] >= run[0]),
         "differences": [
             asdict(mean)
             | {"turns": f"{TURNS * at + 1} to {TURNS * (at + 1)}", "decided": not mean.low <= 0 <= mean.high}
-            for at, mean in enumerate(map(over_seeds, (theirs - ours).T))
+            for at, mean in enumerate(map(over_seeds, differences))
         ],
+    }
+
+
+def _same_draws(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Trainings in which a peer has our random draws: how close they begin, and from where to where each falls."""
+    curves = {"ours" if row["trainer"] == "ours" else "theirs": row["rewards"] for row in rows}
+    off = [abs(ours - theirs) for ours, theirs in zip(curves["ours"], curves["theirs"], strict=True)]
+    return {
+        "off": max(off[:TURNS]),
+        "turns": len(off),
+        "fallen": {name: (max(rewards), min(rewards[TURNS:])) for name, rewards in curves.items()},
     }
 
 
