@@ -5,6 +5,7 @@ Prints the rows of the tables in README.md next to the weights, and draws loss c
 
 import argparse
 import os
+from itertools import accumulate
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -38,7 +39,7 @@ _JUDGED = 64
 
 
 def draw_curves(name: str, out: Path) -> None:
-    """Draw the loss curves, one panel per stage; several runs of a stage follow one another."""
+    """Draw the loss curves, one panel per stage; several runs of a stage follow one another, each from a dotted line."""
     mpl.use("svg")
     from matplotlib import pyplot
 
@@ -49,7 +50,12 @@ def draw_curves(name: str, out: Path) -> None:
     for axis, (stage, values) in zip(axes[0], shown.items(), strict=True):
         axis.semilogy(values, linewidth=1.2)
         axis.set_title(f"{stage}: {_CURVES[stage]}", fontsize=9)
+        lengths = [len(run["losses"]) for run in runs[stage]]
+        for begun in [end for end in accumulate(lengths) if end < len(values)]:
+            axis.axvline(begun, color="grey", linestyle=":")
+            axis.annotate(" next run", (begun, 0.97), xycoords=("data", "axes fraction"), fontsize=8, va="top")
         axis.set_xlabel("progress, 1/200 of a run", fontsize=8)
+        axis.set_ylabel("loss, log scale", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
     figure.savefig(out / f"{name}-losses.png", dpi=110)
