@@ -48,8 +48,6 @@ class AdapterList(Message):
 
     run: RunName
     head: Version
-    pinned: tuple[Version, ...] = ()
-    """Versions that are never evicted."""
     versions: tuple[AdapterInfo, ...]
 
 

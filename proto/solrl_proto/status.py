@@ -163,7 +163,7 @@ class RunDetail(Message):
     seconds since the beginning without evaluations; and `spearman`, the newest at each iteration, if rank fidelity was
     measured."""
     held_out: tuple[HeldOut, ...] = ()
-    """All held-out evaluations of the run by version, thinned unless `limit` is given."""
+    """All held-out evaluations of the run by version, thinned."""
     settings: RunSettings | None = None
     samples: Samples | None
 
@@ -175,8 +175,7 @@ class RunStatus(Message):
     model: ModelName
     head: Version
     versions: int
-    """Number of stored adapter versions, pinned versions included."""
-    pinned: int
+    """Number of stored adapter versions."""
     size: int
     """Bytes of the stored versions."""
     revision: int | None

@@ -48,12 +48,12 @@ def overview(points: Sequence[Point]) -> Curve:
     return _curve(thinned(points), {})
 
 
-def evaluations(points: Sequence[Point], most: int | None = MOST_POINTS) -> tuple[HeldOut, ...]:
-    """Held-out evaluations by version, at most `most` (None: all), among them the first and the last."""
+def evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
+    """Held-out evaluations by version, at most `MOST_POINTS`, among them the first and the last."""
     by_version = {one.version: one for point in points for one in point.held_out}
     versions = sorted(by_version)
-    if most is not None and len(versions) > most:
-        versions = [versions[i] for i in np.linspace(0, len(versions) - 1, most).round().astype(int)]
+    if len(versions) > MOST_POINTS:
+        versions = [versions[i] for i in np.linspace(0, len(versions) - 1, MOST_POINTS).round().astype(int)]
     return tuple(by_version[version] for version in versions)
 
 
@@ -69,16 +69,12 @@ def settings(points: Sequence[Point]) -> RunSettings | None:
     return next((point.settings for point in reversed(points) if point.settings is not None), None)
 
 
-def detail(points: Sequence[Point], after: int | None = None, limit: int | None = None) -> Curve:
-    """A curve of score, loss, rank fidelity, each reward, and seconds.
+def detail(points: Sequence[Point]) -> Curve:
+    """A curve of score, loss, rank fidelity, each reward, and seconds of all points of a run, thinned.
 
-    Args:
-        points: all points of the run: `elapsed` and `spearman` also depend on points that are not shown.
-        after: show only iterations after this one.
-        limit: show the oldest of them, at most this many; None thins them to `MOST_POINTS`.
+    `elapsed` and `spearman` also depend on points that are not shown.
     """
-    newer = [point for point in points if after is None or point.iteration > after]
-    visible = thinned(newer) if limit is None else newer[:limit]
+    visible = thinned(points)
     elapsed = dict(zip((point.iteration for point in points), accumulate(map(_own_seconds, points)), strict=True))
     series: dict[str, list[float | None]] = {
         "loss": [point.loss for point in visible],

@@ -105,5 +105,5 @@ def quota_exceeded(run: str, version: int, size: int, quota: int) -> ProblemErro
         where="body",
         got=f"{size} bytes with this one",
         expected=f"at most {quota} bytes",
-        action="delete a finished run, unpin versions, or raise tenant_adapter_bytes of the service",
+        action="delete a finished run, or raise tenant_adapter_bytes of the service",
     )

@@ -18,14 +18,12 @@ from solrl_rollout.store.run_store import (
     RunStore,
     admit,
     encode_point,
-    evicted,
 )
 
 
 @dataclass
 class _Run:
     versions: dict[int, tuple[AdapterInfo, bytes]] = field(default_factory=dict)
-    pinned: set[int] = field(default_factory=set)
     points: list[tuple[Point, int]] = field(default_factory=list)
     """Iterations and their bytes as JSON."""
     samples: Samples | None = None
@@ -53,7 +51,7 @@ class MemoryRunStore(RunStore):
         same = admit(info, max(run.versions, default=None), stored and stored[0])
         if same is not None:
             return same, False
-        old = evicted([*run.versions, info.version], run.pinned, self.retain)
+        old = sorted([*run.versions, info.version])[: -self.retain]
         size = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
         if self.quota is not None and size > self.quota:
             raise quota_exceeded(info.run, info.version, size, self.quota)
@@ -77,7 +75,7 @@ class MemoryRunStore(RunStore):
         if record is None:
             raise RunNotFoundError(run)
         infos = tuple(record.versions[version][0] for version in sorted(record.versions))
-        return AdapterList(run=run, head=max(record.versions), pinned=tuple(sorted(record.pinned)), versions=infos)
+        return AdapterList(run=run, head=max(record.versions), versions=infos)
 
     async def runs(self, tenant: str) -> RunList:
         runs = self._tenants[tenant]
@@ -87,18 +85,12 @@ class MemoryRunStore(RunStore):
     async def sizes(self) -> dict[str, int]:
         return {tenant: sum(run.size for run in runs.values()) for tenant, runs in self._tenants.items()}
 
-    async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
-        self._find(tenant, run, version)
-        pins = self._tenants[tenant][run].pinned
-        (pins.add if pinned else pins.discard)(version)
-
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         self._find(tenant, run, version)
         record = self._tenants[tenant][run]
         if max(record.versions) not in (version, head):
             raise head_conflict(run, version, head, max(record.versions))
         record.versions = {v: stored for v, stored in record.versions.items() if v <= version}
-        record.pinned &= set(record.versions)
 
     async def delete(self, tenant: str, run: str) -> None:
         if self._tenants[tenant].pop(run, None) is None:

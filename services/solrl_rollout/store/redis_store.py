@@ -6,7 +6,6 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:bytes                              hash: the bytes of each run's versions
     {prefix}:{tenant}:revision                           revision of the last reported iteration
     {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
-    {prefix}:{tenant}:run:{run}:pins                     set of versions
     {prefix}:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
     {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
     {prefix}:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
@@ -59,7 +58,7 @@ from solrl_rollout.store.run_store import (
     admit,
     encode_point,
 )
-from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, PROBE, REPORT, REWIND
+from solrl_rollout.store.scripts import COMMIT, DELETE, PROBE, REPORT, REWIND
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class Keys:
         self.prefix, self.run = prefix, run
         self.runs, self.bytes, self.revision = f"{prefix}:runs", f"{prefix}:bytes", f"{prefix}:revision"
         of_run = f"{prefix}:run:{run}"
-        self.versions, self.pins, self.blobs = f"{of_run}:versions", f"{of_run}:pins", f"{of_run}:blob"
+        self.versions, self.blobs = f"{of_run}:versions", f"{of_run}:blob"
         self.upload = f"{of_run}:upload:{secrets.token_hex(8)}"
         self.iterations, self.progress, self.activity = (
             f"{of_run}:iterations",
@@ -123,7 +122,7 @@ class RedisRunStore(RunStore):
         self._address: str = options.get("path") or f"{host}:{port}"
         script = self._redis.register_script
         self._commit, self._rewind, self._delete = script(COMMIT), script(REWIND), script(DELETE)
-        self._pin, self._report, self._probe = script(PIN), script(REPORT), script(PROBE)
+        self._report, self._probe = script(REPORT), script(PROBE)
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         keys = self._keys(tenant, info.run)
@@ -138,7 +137,7 @@ class RedisRunStore(RunStore):
         ]
         with self._reported(info.run):
             await self._redis.set(keys.upload, body, ex=UPLOAD_S)
-            places = [keys.versions, keys.pins, keys.runs, keys.bytes, keys.upload]
+            places = [keys.versions, keys.runs, keys.bytes, keys.upload]
             outcome, *details = await self._commit(keys=places, args=arguments)
         if outcome == b"lost":
             raise StoreUnavailableError(self._address, "it lost the bytes of a push before they were stored")
@@ -178,21 +177,18 @@ class RedisRunStore(RunStore):
         return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        keys = self._keys(tenant, run)
-        fields, pins = await self._replies(run, ("HGETALL", keys.versions), ("SMEMBERS", keys.pins))
-        return _listed(run, fields, pins)
+        (fields,) = await self._replies(run, ("HGETALL", self._keys(tenant, run).versions))
+        return _listed(run, fields)
 
     async def runs(self, tenant: str) -> RunList:
         (names,) = await self._replies(None, ("SMEMBERS", self._keys(tenant, "").runs))
         runs, listed = sorted(name.decode(errors="replace") for name in names), []
-        keys = [self._keys(tenant, run) for run in runs]
-        commands = [command for one in keys for command in (("HGETALL", one.versions), ("SMEMBERS", one.pins))]
-        replies = await self._each(commands)
-        for run, fields, pins in zip(runs, replies[::2], replies[1::2], strict=True):
+        replies = await self._each([("HGETALL", self._keys(tenant, run).versions) for run in runs])
+        for run, fields in zip(runs, replies, strict=True):
             versions = intact(f"run {run!r}", fields)
             try:
                 if versions is not None:
-                    listed.append(_listed(run, versions, intact(f"the pins of run {run!r}", pins) or ()))
+                    listed.append(_listed(run, versions))
             except CorruptError as error:
                 log_damage(f"run {run!r}", str(error.problem.got))
             except RunNotFoundError:
@@ -213,17 +209,10 @@ class RedisRunStore(RunStore):
             if (values := intact(f"the sizes {key}", reply)) is not None
         }
 
-    async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
-        keys = self._keys(tenant, run)
-        with self._reported(run):
-            exists = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
-        if not exists:
-            raise await self._missing(keys, version)
-
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
         with self._reported(run):
-            places = [keys.versions, keys.pins, keys.bytes]
+            places = [keys.versions, keys.bytes]
             stored_head = await self._rewind(keys=places, args=[version, head, keys.blobs, run])
         if not stored_head:
             raise await self._missing(keys, version)
@@ -234,7 +223,7 @@ class RedisRunStore(RunStore):
         keys = self._keys(tenant, run)
         with self._reported():
             deleted = await self._delete(
-                keys=[keys.runs, keys.bytes, keys.versions, keys.pins, keys.iterations, keys.progress, keys.activity],
+                keys=[keys.runs, keys.bytes, keys.versions, keys.iterations, keys.progress, keys.activity],
                 args=[run, keys.blobs],
             )
         if not deleted:
@@ -358,13 +347,13 @@ def _is_of_another_type(error: Exception) -> bool:
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
 
 
-def _listed(run: str, fields: dict[bytes, bytes], pins: Iterable[bytes]) -> AdapterList:
+def _listed(run: str, fields: dict[bytes, bytes]) -> AdapterList:
     if not fields:
         raise RunNotFoundError(run)
     head, infos = head_of(run, fields.get(b"head")), tuple(versions_of(run, fields))
     if head is None or not infos:
         raise CorruptError(run, None, got="no head, or no version that can be read", expected="a head and versions")
-    return AdapterList(run=run, head=head, pinned=tuple(numbers(pins)), versions=infos)
+    return AdapterList(run=run, head=head, versions=infos)
 
 
 @lru_cache(1024)
@@ -419,7 +408,7 @@ def number(text: bytes) -> int | None:
 
 
 def numbers(texts: Iterable[bytes]) -> list[int]:
-    """The versions among fields of a run's hash or its pins, oldest first."""
+    """The versions among fields of a run's hash, oldest first."""
     return sorted(found for text in texts if (found := number(text)) is not None)
 
 

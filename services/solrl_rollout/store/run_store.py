@@ -5,7 +5,7 @@ A run returns to an older version only by deleting all later ones. A store check
 consistent view of the run, and writes only if that view still holds.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,9 +47,9 @@ class RunStore(Protocol):
     quota: int | None
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
-        """Retain the newest `retain` (≥ 1) unpinned versions per run, and allow `quota` bytes of versions per tenant.
+        """Retain the newest `retain` (≥ 1) versions per run, and allow `quota` bytes of versions per tenant.
 
-        `put` deletes older unpinned versions.
+        `put` deletes older versions.
         """
         self.retain = retain
         self.quota = quota
@@ -75,7 +75,7 @@ class RunStore(Protocol):
         """Return the run's newest version; None if there is no such run."""
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        """Return the run's head, pins and all its versions, oldest first. Raises `run-not-found`."""
+        """Return the run's head and all its versions, oldest first. Raises `run-not-found`."""
 
     async def runs(self, tenant: str) -> RunList:
         """Return all runs of a tenant, by name."""
@@ -83,14 +83,8 @@ class RunStore(Protocol):
     async def sizes(self) -> dict[str, int]:
         """Return the bytes of all versions of each tenant."""
 
-    async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
-        """Protect a version from deletion by newer ones, or stop protecting it.
-
-        Raises `run-not-found` or `version-not-found`.
-        """
-
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
-        """Make a stored version the run's head again, atomically; later versions are deleted, pinned or not.
+        """Make a stored version the run's head again, atomically; later versions are deleted.
 
         Succeeds if `version` is the head already. Raises `run-not-found`, `version-not-found`, or `head-conflict` if
         neither `version` nor `head` is the head.
@@ -125,11 +119,6 @@ class RunStore(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
-
-
-def evicted(versions: Iterable[int], pinned: Container[int], retain: int) -> Sequence[int]:
-    """The versions to delete: the oldest unpinned ones beyond `retain`."""
-    return sorted(version for version in versions if version not in pinned)[:-retain]
 
 
 def encode_point(report: IterationReport) -> str:

@@ -35,10 +35,9 @@ end
 """
 
 _FORGET = """
-local function forget(run, pins, blobs, version)
+local function forget(run, blobs, version)
   redis.call('UNLINK', blobs .. ':' .. version)
   redis.call('HDEL', run, version)
-  redis.call('SREM', pins, version)
 end
 """
 
@@ -47,11 +46,11 @@ COMMIT = (
     + _SIZES
     + _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's runs, their bytes, the uploaded bytes.
+-- KEYS: the run's hash, the tenant's runs, their bytes, the uploaded bytes.
 -- ARGV: version, parent ('' for none), record, versions to keep, quota ('' for none), run, prefix of the run's blobs.
 -- Answers {'stored'}, {'refused', head or '', the version's record or ''}, {'quota', bytes with this version}, or
 -- {'lost'} if the uploaded bytes are gone. Unless it is stored, the upload is removed.
-local run, pins, version, upload = KEYS[1], KEYS[2], ARGV[1], KEYS[5]
+local run, version, upload = KEYS[1], ARGV[1], KEYS[4]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
 if record ~= '' or head ~= ARGV[2] or (head ~= '' and tonumber(version) <= tonumber(head)) then
@@ -62,16 +61,12 @@ if redis.call('EXISTS', upload) == 0 then
   return {'lost'}
 end
 
-local versions = {version}
-for _, field in ipairs(versions_of(run)) do
-  if redis.call('SISMEMBER', pins, field) == 0 then
-    versions[#versions + 1] = field
-  end
-end
+local versions = versions_of(run)
+versions[#versions + 1] = version
 table.sort(versions, function(a, b) return tonumber(a) < tonumber(b) end)
 local old = #versions - tonumber(ARGV[4])
 
-local sizes, held = sizes_of(KEYS[4]), bytes_of(run, ARGV[7]) + redis.call('STRLEN', upload)
+local sizes, held = sizes_of(KEYS[3]), bytes_of(run, ARGV[7]) + redis.call('STRLEN', upload)
 for i = 1, old do
   held = held - redis.call('STRLEN', ARGV[7] .. ':' .. versions[i])
 end
@@ -91,10 +86,10 @@ end
 redis.call('RENAME', upload, ARGV[7] .. ':' .. version)
 redis.call('PERSIST', ARGV[7] .. ':' .. version)
 redis.call('HSET', run, version, ARGV[3], 'head', version)
-redis.call('SADD', KEYS[3], ARGV[6])
-redis.call('HSET', KEYS[4], ARGV[6], string.format('%.0f', held))
+redis.call('SADD', KEYS[2], ARGV[6])
+redis.call('HSET', KEYS[3], ARGV[6], string.format('%.0f', held))
 for i = 1, old do
-  forget(run, pins, ARGV[7], versions[i])
+  forget(run, ARGV[7], versions[i])
 end
 return {'stored'}
 """
@@ -105,7 +100,7 @@ REWIND = (
     + _SIZES
     + _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, the head that it replaces, prefix of blobs, run.
+-- KEYS: the run's hash, the tenant's bytes. ARGV: version, the head that it replaces, prefix of blobs, run.
 -- Answers the new head; the unchanged head if it is neither of the two; '' if the version does not exist.
 local head = redis.call('HGET', KEYS[1], 'head')
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
@@ -116,12 +111,12 @@ if head ~= ARGV[1] and head ~= ARGV[2] then
 end
 for _, field in ipairs(versions_of(KEYS[1])) do
   if tonumber(field) > tonumber(ARGV[1]) then
-    forget(KEYS[1], KEYS[2], ARGV[3], field)
+    forget(KEYS[1], ARGV[3], field)
   end
 end
 redis.call('HSET', KEYS[1], 'head', ARGV[1])
-sizes_of(KEYS[3])
-redis.call('HSET', KEYS[3], ARGV[4], string.format('%.0f', bytes_of(KEYS[1], ARGV[3])))
+sizes_of(KEYS[2])
+redis.call('HSET', KEYS[2], ARGV[4], string.format('%.0f', bytes_of(KEYS[1], ARGV[3])))
 return ARGV[1]
 """
 )
@@ -149,15 +144,6 @@ return deleted
 PROBE = """
 -- KEYS: a key that does not exist. Fails where Redis runs no scripts or takes no writes, but not where it is full.
 return redis.call('UNLINK', KEYS[1])
-"""
-
-PIN = """
--- KEYS: the run's hash, its pins. ARGV: version, '1' to pin. Answers whether the version exists.
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-  return 0
-end
-redis.call(ARGV[2] == '1' and 'SADD' or 'SREM', KEYS[2], ARGV[1])
-return 1
 """
 
 REPORT = """

@@ -121,7 +121,7 @@ def test_an_invalid_parameter_is_named_and_the_hosted_models(
     assert where != "model" or (found["kind"], found["expected"]) == ("model-not-found", ["mini-sana"])
 
 
-def test_runs_are_rewound_listed_pinned_and_deleted(service: RunningService, layout: Layout) -> None:
+def test_runs_are_rewound_listed_and_deleted(service: RunningService, layout: Layout) -> None:
     client, adapters = service.client, "/v1/runs/ends/adapters"
     for version in (0, 1):
         assert service.push("ends", version, adapter_file(layout, version), version - 1 if version else None).is_success
@@ -132,14 +132,10 @@ def test_runs_are_rewound_listed_pinned_and_deleted(service: RunningService, lay
     assert client.delete(adapters, params={"after": 0, "head": 1}).status_code == 204
     assert client.get(adapters).json()["head"] == 0
     assert service.push("ends", 1, adapter_file(layout, 2), 0).status_code == 201
-    assert client.put(f"{adapters}/0/pin").status_code == 204
     listed = RunList.model_validate(client.get("/v1/runs").json())
     (run,) = [run for run in listed.runs if run.run == "ends"]
-    assert (run.head, run.pinned, len(run.versions)) == (1, (0,), 2)
+    assert (run.head, len(run.versions)) == (1, 2)
     assert listed.size == sum(info.size for run in listed.runs for info in run.versions)
-    assert client.delete(f"{adapters}/0/pin").status_code == 204
-    assert client.get(adapters).json()["pinned"] == []
     assert client.delete("/v1/runs/ends").status_code == 204
-    gone = client.delete("/v1/runs/ends"), client.get(f"{adapters}/1"), client.put(f"{adapters}/1/pin")
-    for response in gone:
+    for response in (client.delete("/v1/runs/ends"), client.get(f"{adapters}/1")):
         assert (response.status_code, problem(response)["kind"]) == (404, "run-not-found")

@@ -61,12 +61,10 @@ def test_going_back_at_one_front_is_seen_at_the_other(fronts: Fronts, layout: La
     assert before != after == scores(here.rollout(adapter=("back", 1)))
 
 
-def test_pins_and_deletions_at_one_front_are_seen_at_the_other(fronts: Fronts, layout: Layout) -> None:
+def test_a_deletion_at_one_front_is_seen_at_the_other(fronts: Fronts, layout: Layout) -> None:
     here, there = fronts
     assert here.push("finished", 0, adapter_file(layout, 1)).status_code == 201
     assert there.rollout(adapter=("finished", 0))
-    assert here.client.put("/v1/runs/finished/adapters/0/pin").is_success
-    assert there.client.get("/v1/runs/finished/adapters").json()["pinned"] == [0]
     assert here.client.delete("/v1/runs/finished").status_code == 204
     assert refusal(there, "finished", 0) == "run-not-found"
     assert "finished" not in [run["run"] for run in there.client.get("/v1/runs").json()["runs"]]

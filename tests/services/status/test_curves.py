@@ -42,14 +42,6 @@ def test_a_detailed_curve_has_every_reward_and_phase() -> None:
     assert "spearman" not in curve.series
 
 
-def test_a_part_of_a_run_has_the_values_of_the_whole() -> None:
-    whole = [report(i, i / 10, spearman=0.9 if i == 1 else None) for i in range(9)]
-    every, part = detail(whole), detail(whole, after=3, limit=2)
-    assert part.iterations == (4, 5)
-    assert part.series == {name: values[4:6] for name, values in every.series.items()}
-    assert detail(whole, after=6).iterations == (7, 8)
-
-
 def test_a_measured_rank_fidelity_is_drawn_until_the_next() -> None:
     whole = [report(i, spearman=0.9 if i == 10 else 0.8 if i == 1500 else None) for i in range(2000)]
     curve = detail(whole)

@@ -72,11 +72,8 @@ def test_long_curves_are_thinned_and_compressed(service: RunningService, run: st
     path = f"/v1/runs/{run}/iterations"
     thin = service.client.get(path).json()
     assert len(thin["curve"]["iterations"]) == len(thin["held_out"]) == MOST_POINTS
-    page = service.client.get(path, params={"after": 3, "limit": MOST_POINTS + 10}).json()
-    assert page["curve"]["iterations"] == list(range(4, MOST_POINTS + 14))
-    assert page["curve"]["series"]["elapsed"][0] == pytest.approx(5 * 4.6)
-    assert [one["version"] for one in page["held_out"]] == list(range(1, MOST_POINTS + 31))
-    assert page["settings"] == thin["settings"] == run_settings()
+    assert thin["curve"]["series"]["elapsed"][-1] == pytest.approx((MOST_POINTS + 30) * 4.6)
+    assert thin["settings"] == run_settings()
 
 
 def test_candidates_are_counted(service: RunningService) -> None:

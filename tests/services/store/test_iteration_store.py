@@ -129,7 +129,6 @@ async def test_a_report_writes_exactly_these_keys_and_a_deleted_run_leaves_none_
 ) -> None:
     store = open_store(empty_redis_url)
     await fill(store, 3)
-    await store.pin(TENANT, "run-a", 1, True)
     with redis.Redis.from_url(empty_redis_url) as client:
         before = set(client.keys())
         await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))

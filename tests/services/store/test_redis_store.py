@@ -190,7 +190,7 @@ async def test_a_head_that_is_no_number_is_damage_of_the_run(redis_store: RedisR
     assert await kept(redis_store) == [0]
 
 
-@pytest.mark.parametrize("part", ["versions", "pins", "iterations", "progress", "activity"])
+@pytest.mark.parametrize("part", ["versions", "iterations", "progress", "activity"])
 async def test_a_key_of_another_type_is_damage_of_its_run_alone_until_that_is_deleted(
     redis_store: RedisRunStore, client: redis.Redis, part: str
 ) -> None:
@@ -207,7 +207,6 @@ async def test_a_key_of_another_type_is_damage_of_its_run_alone_until_that_is_de
     assert await redis_store.activities(TENANT, ["run-a", "run-b"]) == {}
     refusing: dict[str, Callable[[], Awaitable[object]]] = {
         "versions": lambda: redis_store.head(TENANT, "run-a"),
-        "pins": lambda: redis_store.pin(TENANT, "run-a", 0, True),
         "iterations": lambda: redis_store.iterations(TENANT, "run-a"),
         "progress": lambda: redis_store.add_iteration(TENANT, "run-a", report(1)),
     }
@@ -224,15 +223,13 @@ async def test_a_number_of_another_form_is_omitted_and_breaks_no_list(
     redis_store: RedisRunStore, client: redis.Redis, text: str
 ) -> None:
     await fill(redis_store, 2)
-    await redis_store.pin(TENANT, "run-a", 0, True)
     await redis_store.add_iteration(TENANT, "run-a", report(0))
     client.hset(RECORDS, text, "a version")
-    client.sadd(RECORDS.replace("versions", "pins"), text)
     client.hset(RECORDS.replace("versions", "progress"), "revision", text)
     client.set("solrl:{tenant-a}:revision", text)
     client.hset("solrl:{tenant-a}:bytes", "run-b", text)
     (run,) = (await redis_store.runs(TENANT)).runs
-    assert ([info.version for info in run.versions], run.pinned) == ([0, 1], (0,))
+    assert [info.version for info in run.versions] == [0, 1]
     assert run == await redis_store.list(TENANT, "run-a")
     assert await redis_store.progress(TENANT, ["run-a"]) == {}
     await redis_store.put(TENANT, *adapter(2, 1))

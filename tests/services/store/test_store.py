@@ -70,7 +70,7 @@ async def test_missing_runs_and_versions_are_404_and_tenants_do_not_see_each_oth
             store.list(tenant, run),
             store.delete(tenant, run),
         )
-        for doing in (*doings, store.pin(tenant, run, 0, True), store.rewind(tenant, run, 0, 1)):
+        for doing in (*doings, store.rewind(tenant, run, 0, 1)):
             problem = await refusal(doing)
             assert (problem.status, problem.kind) == (404, "run-not-found")
     await store.put("tenant-b", *adapter(7, None, "theirs"))
@@ -79,53 +79,33 @@ async def test_missing_runs_and_versions_are_404_and_tenants_do_not_see_each_oth
     assert (await store.runs("nobody")).runs == ()
 
 
-async def test_a_pinned_version_is_kept_and_does_not_count(store: RunStore) -> None:
-    await fill(store, 2)
-    await store.pin(TENANT, "run-a", 0, True)
-    for version in range(2, 6):
-        await store.put(TENANT, *adapter(version, version - 1))
-    assert await kept(store) == [0, 3, 4, 5]
-    assert (await store.list(TENANT, "run-a")).pinned == (0,)
-    await store.pin(TENANT, "run-a", 0, False)
-    await store.put(TENANT, *adapter(6, 5))
-    assert await kept(store) == [4, 5, 6]
-    problem = await refusal(store.pin(TENANT, "run-a", 0, True))
-    assert (problem.status, problem.kind) == (404, "version-not-found")
-
-
 async def test_a_run_is_rewound_to_a_stored_version(store: RunStore) -> None:
-    await fill(store, 2)
-    await store.pin(TENANT, "run-a", 0, True)
-    for version in range(2, 6):
-        await store.put(TENANT, *adapter(version, version - 1))
-    await store.pin(TENANT, "run-a", 4, True)
+    await fill(store, 6)
     problem = await refusal(store.rewind(TENANT, "run-a", 2, 5))
-    assert (problem.status, problem.kind, problem.expected) == (404, "version-not-found", [0, 3, 4, 5])
+    assert (problem.status, problem.kind, problem.expected) == (404, "version-not-found", [3, 4, 5])
     problem = await refusal(store.rewind(TENANT, "run-a", 3, 4))
     assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "head-conflict", 4, 5)
-    assert await kept(store) == [0, 3, 4, 5]
+    assert await kept(store) == [3, 4, 5]
     await store.rewind(TENANT, "run-a", 3, 5)
     listed = await store.list(TENANT, "run-a")
-    assert (listed.head, [info.version for info in listed.versions], listed.pinned) == (3, [0, 3], (0,))
+    assert (listed.head, [info.version for info in listed.versions]) == (3, [3])
     assert (await store.runs(TENANT)).size == sum(info.size for info in listed.versions)
     await store.rewind(TENANT, "run-a", 3, 5)  # repeated, as after a lost answer
     assert (await refusal(store.put(TENANT, *adapter(6, 5)))).kind == "parent-conflict"
     info, body = adapter(4, 3, body=b"another")
     await store.put(TENANT, info, body)
     assert await store.get(TENANT, "run-a", 4) == (info, body)
-    assert (await store.list(TENANT, "run-a")).pinned == (0,)
 
 
 async def test_a_deleted_run_can_be_started_again(store: RunStore) -> None:
     await fill(store, 3)
     await fill(store, 1, run="run-b")
-    await store.pin(TENANT, "run-a", 1, True)
     await store.delete(TENANT, "run-a")
     assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
     listed = await store.runs(TENANT)
     assert ([run.run for run in listed.runs], listed.size) == (["run-b"], adapter(0, None)[0].size)
     await store.put(TENANT, *adapter(0, None))
-    assert (await store.list(TENANT, "run-a")).pinned == ()
+    assert await kept(store) == [0]
 
 
 async def test_a_tenants_bytes_are_counted_and_limited(store: RunStore) -> None:

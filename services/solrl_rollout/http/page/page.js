@@ -110,7 +110,7 @@ async function follow() {
   if (view() === "compare") return followCompared();
   const run = known.runs.get(known.chosen), mine = known;
   if (!run) return;
-  const told = `${run.run} ${run.revision}`, pushed = `${told} ${run.head} ${run.versions} ${run.pinned}`, detail = known.detail;
+  const told = `${run.run} ${run.revision}`, pushed = `${told} ${run.head} ${run.versions}`, detail = known.detail;
   const name = encodeURIComponent(run.run);
   const asked = await Promise.all([
     detail.told === told ? detail.iterations : run.revision ? ask(`/v1/runs/${name}/iterations`) : null,

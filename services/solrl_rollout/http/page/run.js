@@ -140,13 +140,12 @@ function settingsView({ values }) {
 }
 
 function lineageView(held) {
-  const pinned = new Set(held.pinned), rows = [...held.versions].reverse();
+  const rows = [...held.versions].reverse();
   const body = rows.map((info, i) => {
     const cut = info.parent !== (rows[i + 1] ? rows[i + 1].version : null);
     const row = el("tr", { className: [info.version === held.head ? "head-version" : "", cut ? "cut" : "", info.parent === null ? "root" : ""].join(" ") });
     const name = el("td", {}, `v${info.version}`);
     if (info.version === held.head) name.append(el("span", { className: "tag" }, "head"));
-    if (pinned.has(info.version)) name.append(el("span", { className: "tag" }, "pinned"));
     row.append(name, el("td", { className: "wide" }, info.parent !== null ? `v${info.parent}` : info.version ? "–" : "base"),
       el("td", { title: info.digest }, el("code", {}, info.digest.slice(7, 19))),
       el("td", { className: "wide" }, `${info.rank}`), el("td", { className: "wide" }, `${info.modules}`), el("td", { className: "right" }, bytes(info.size)));

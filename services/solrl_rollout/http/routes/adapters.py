@@ -1,4 +1,4 @@
-"""Runs: list, delete; and their adapter versions: push, read, pin, rewind."""
+"""Runs: list, delete; and their adapter versions: push, read, rewind."""
 
 import base64
 import re
@@ -86,7 +86,7 @@ async def rewind_run(
     after: Version,
     head: Version,
 ) -> None:
-    """Delete the versions after `after` up to `head`, pinned or not. Work already accepted under them is finished."""
+    """Delete the versions after `after` up to `head`. Work already accepted under them is finished."""
     await service.store.rewind(caller.tenant, run, after, head)
     service.metrics.adapter_served(caller.tenant, run, None, after)
 
@@ -105,20 +105,6 @@ async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, vers
     info, body = await service.store.get(caller.tenant, run, version)
     packed = base64.b64encode(bytes.fromhex(info.digest.removeprefix("sha256:"))).decode()
     return Response(body, media_type=ADAPTER_MEDIA_TYPE, headers={DIGEST_HEADER: f"sha-256=:{packed}:"})
-
-
-@router.put("/{run}/adapters/{version}/pin", status_code=204)
-@access("push")
-async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
-    """Protect a version from deletion by newer ones."""
-    await service.store.pin(caller.tenant, run, version, True)
-
-
-@router.delete("/{run}/adapters/{version}/pin", status_code=204)
-@access("push")
-async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
-    """Let a version be deleted by newer ones."""
-    await service.store.pin(caller.tenant, run, version, False)
 
 
 def _parse_digest(header: str) -> str:

@@ -44,8 +44,6 @@ router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
 Body = TypeVar("Body", bound=Message)
 
-_MOST_PER_PAGE = 1000
-
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
     """The tenant's view of the service, with curves only for runs that reported after revision `since`."""
@@ -81,7 +79,6 @@ async def _run(
         model=adapters.versions[-1].model,
         head=adapters.head,
         versions=len(adapters.versions),
-        pinned=len(adapters.pinned),
         size=sum(info.size for info in adapters.versions),
         revision=progress.revision if progress else None,
         age=None if progress is None else round(max(0.0, time.time() - progress.revision / 1e6), 1),
@@ -164,19 +161,13 @@ async def get_iterations(
     service: ServiceDep,
     caller: CallerDep,
     run: RunName,
-    after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
-    limit: Annotated[int | None, Query(ge=1, le=_MOST_PER_PAGE)] = None,
 ) -> Response:
-    """Curves of a run's iterations and held-out evaluations, thinned for display, its settings and newest samples.
-
-    `after`: the curve has only iterations after this one. `limit`: it has the oldest of them, at most this many, and
-    nothing is thinned. All else describes the whole run.
-    """
+    """Curves of a run's iterations and held-out evaluations, thinned for display, its settings and newest samples."""
     points = await service.store.iterations(caller.tenant, run)
     run_detail = RunDetail(
         run=run,
-        curve=detail(points, after, limit),
-        held_out=evaluations(points) if limit is None else evaluations(points, None),
+        curve=detail(points),
+        held_out=evaluations(points),
         settings=settings(points),
         samples=await service.store.samples(caller.tenant, run),
     )
