@@ -47,6 +47,21 @@ def test_a_run_without_a_pull_to_the_reference_omits_its_pass() -> None:
     assert stages(free, rates).train == 4 * 4 * 0.75
 
 
+def test_blocks_that_recompute_take_their_part_of_a_pass_again() -> None:
+    rates = Rates(bf16=0, fp8=0, image=0, point=1.0, reference=0.25)
+
+    def points(blocks: str) -> float:
+        config = resolve("flux1/fast/hpsv2", overrides=[f"optimizer.activation_checkpointing={blocks}"]).config
+        return stages(config, rates).train / (4 * 4)
+
+    assert [points(blocks) for blocks in ("auto", "false", "0", "true", "57", "99")] == [0.75] * 3 + [1.0] * 3
+    assert points("19") == pytest.approx(0.75 + 0.25 / 3)
+    words = ("--preset", "flux1/fast/hpsv2", "--gpus", "1", "--scaled-to", "L40S")
+    planned = "solrl-train memory --gpu 48 --preset flux1/fast/hpsv2 --set explore.precision=bf16\n"
+    assert planned in layout(*words, "--set", "explore.precision=bf16")
+    assert "solrl-train memory" not in layout(*words, "--set", "optimizer.activation_checkpointing=49")
+
+
 def test_the_slower_side_sets_the_pace_and_a_share_of_exploring_evens_it() -> None:
     alone, shared = colocated(PARTS, 48, 4), served(PARTS, 48, 1, 3)
     assert 0 < shared.share < 1

@@ -27,6 +27,12 @@ PEAKS: Mapping[str, tuple[float, float]] = {
 }
 """GPU → dense TFLOPS in BF16 and FP8 that sum in float32, by NVIDIA's data sheets (A100, H100: SXM); 0 without FP8."""
 
+_MEMORY: Mapping[str, int] = {"A100": 80, "H100": 80, "H200": 141, "L40S": 48, "RTX 3090": 24, "RTX 4090": 24}
+"""GPU → gigabytes."""
+
+_BLOCKS: Mapping[str, int] = {"flux1": 57, "sd3": 38, "sana": 20}
+"""Model of the presets → blocks of its transformer."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -103,7 +109,7 @@ def layout(config: RunConfig, options: Layout) -> None:
         if value < 1:
             raise ValueError(f"got {option} {value}; expected at least 1")
     config.require_exploring("layout")
-    rates = _rates(config, options.scaled_to)
+    rates = _rates(config, options.scaled_to, options.words)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
         return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs)
@@ -138,7 +144,7 @@ def layout(config: RunConfig, options: Layout) -> None:
     console.print("\n".join(advice), soft_wrap=True, markup=False, highlight=False)
 
 
-def _rates(config: RunConfig, gpu: str | None) -> Rates:
+def _rates(config: RunConfig, gpu: str | None, words: Sequence[str]) -> Rates:
     name = config.preset.split("/")[0]
     if name not in RATES:
         raise ValueError(
@@ -150,7 +156,11 @@ def _rates(config: RunConfig, gpu: str | None) -> Rates:
     print(f"rates of {name} measured on an H200; timed iterations of sol_rl took 3 to 9 % longer, of fast 1 to 16 %")
     if gpu is None:
         return RATES[name]
-    print(f"computed for {gpu} by NVIDIA's peaks, not measured; blocks that recompute take longer")
+    print(f"computed for {gpu} by NVIDIA's peaks, not measured")
+    if config.optimizer.activation_checkpointing == "auto":
+        plan = shlex.join(["solrl-train", "memory", "--gpu", f"{_MEMORY[gpu]}", "--preset", config.preset, *words])
+        print(f"whether it fits, and N blocks that recompute: {plan}")
+        print("these take longer: --set optimizer.activation_checkpointing=N counts them")
     return scaled_rates(RATES[name], gpu)
 
 
@@ -212,11 +222,15 @@ def scaled_rates(rates: Rates, gpu: str) -> Rates:
 
 
 def stages(config: RunConfig, rates: Rates) -> Stages:
-    """Seconds of one prompt with a run's settings."""
+    """Seconds of one prompt with a run's settings; a block that recomputes takes its part of a pass again."""
     explore, samples = config.explore, config.regenerate
     step = rates.bf16 if explore.precision == "bf16" or not config.two_stage else rates.fp8
     regenerated = explore.keep if config.two_stage else 0
     point = rates.point - (0 if config.algorithm.model_dump().get("kl_weight") else rates.reference)
+    recomputing = config.optimizer.activation_checkpointing
+    if recomputing != "auto":
+        blocks = _BLOCKS[config.preset.split("/")[0]]
+        point += rates.reference * (recomputing if isinstance(recomputing, bool) else min(recomputing / blocks, 1))
     points = trained_steps(samples.steps, config.algorithm.timestep_fraction)
     return Stages(
         explore=explore.candidates * (explore.steps * step + rates.image),
