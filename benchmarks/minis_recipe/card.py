@@ -39,7 +39,7 @@ _JUDGED = 64
 
 
 def draw_curves(name: str, out: Path) -> None:
-    """Draw the loss curves, one panel per stage; several runs of a stage follow one another, each from a dotted line."""
+    """Draw the loss curves, one panel per stage; runs of a stage follow one another, each from a dotted line."""
     mpl.use("svg")
     from matplotlib import pyplot
 
