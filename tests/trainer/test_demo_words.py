@@ -1,20 +1,16 @@
 """What the demo of words shows: rows of words in the terminal, pictures where it can, and a table at the end."""
 
-import base64
 import io
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 from solrl_trainer.commands.demo_words import HANDICAP, WordsReporter, words_table
 from solrl_trainer.evaluation.gallery import Gallery, save_gallery
 from solrl_trainer.records.evaluations import Evaluation, Verdicts, compare, verdicts
 from solrl_trainer.records.records import HeldOutRecord
-from solrl_trainer.records.terminal_pictures import Protocol, picture, protocol_of
 from solrl_trainer.run_folder.figures import READ_RIGHT
 
 CARD = Path(__file__).parents[2] / "minis/solrl_minis/weights/mini-text/README.md"
@@ -65,57 +61,3 @@ def test_the_table_has_what_each_engine_reads(tmp_path: Path, monkeypatch: pytes
 def test_the_handicap_is_that_of_the_card() -> None:
     (guided,) = re.findall(r"\| generated with guidance 3 \| 512 \| [\d.]+% \| ([\d.]+)% \|", CARD.read_text())
     assert f"{guided} %" in HANDICAP
-
-
-@pytest.mark.parametrize(
-    ("variables", "protocol"),
-    [
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm"),
-        ({"TERM": "foot"}, "sixel"),
-        ({"TERM": "xterm-256color"}, None),
-        ({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"}, None),
-    ],
-)
-def test_a_terminal_is_known_by_its_variables(variables: dict[str, str], protocol: str | None) -> None:
-    assert protocol_of(variables) == protocol
-
-
-SHADES = torch.tensor([255, 0], dtype=torch.uint8)[:, None, None, None].expand(2, 32, 64, 3)
-"""A white image and a black one."""
-
-
-def pixels(protocol: Protocol, sequence: str) -> np.ndarray:
-    """The picture of a sequence, RGB; the colour of nothing is grey."""
-    if protocol == "sixel":
-        return sixels(sequence)
-    pattern = r"\x1b_G[^;]*;([^\x1b]*)\x1b" if protocol == "kitty" else r"\x1b\]1337;[^:]*:([^\a]*)\a"
-    data = base64.b64decode("".join(re.findall(pattern, sequence)))
-    image = Image.open(io.BytesIO(data)).convert("RGBA")
-    return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, "#808080"), image).convert("RGB"))
-
-
-def sixels(sequence: str) -> np.ndarray:
-    width, height = map(int, re.findall(r'"1;1;(\d+);(\d+)', sequence)[0])
-    shades = {int(one): round(int(red) * 2.55) for one, red in re.findall(r"#(\d+);2;(\d+);\d+;\d+", sequence)}
-    found = np.full((height, width, 3), 128, np.uint8)
-    body = re.sub(r"^.*?q\"[\d;]+|#\d+;2;\d+;\d+;\d+|\x1b.*$", "", sequence, flags=re.S)
-    for band, text in enumerate(body.split("-")):
-        for number, bits in re.findall(r"#(\d+)([?-~]+)", text):
-            for column, character in enumerate(bits):
-                for row in range(6):
-                    if (ord(character) - 63) >> row & 1:
-                        found[6 * band + row, column] = shades[int(number)]
-    return found
-
-
-@pytest.mark.parametrize("protocol", ["kitty", "iterm", "sixel"])
-def test_images_stand_below_their_words(protocol: Protocol) -> None:
-    shown = picture(SHADES, protocol, indent=10, columns=8)
-    assert shown.sequence.startswith(" " * 10 + "\x1b")
-    drawn = pixels(protocol, shown.sequence)
-    assert drawn.shape[1] == 16 * 10, "as many columns as their words"
-    assert [drawn[20, x, 0] for x in (35, 75, 115, 155)] == [255, 128, 0, 128], "with a gap after each"
-    console = Console(file=io.StringIO(), force_terminal=False)
-    console.print(shown, end="")
-    assert console.file.getvalue() == "", "outside a terminal"

@@ -1,6 +1,5 @@
 """Terminal display of the demo of words: the words of each version as they are read, and a table at the end."""
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
-from solrl_trainer.records.terminal_pictures import picture, protocol_of
 from solrl_trainer.run_folder.figures import READ_RIGHT, duration_text
 
 _LABEL, _CELL, _SHARE = 10, 8, 12
@@ -46,7 +44,7 @@ class WordsReporter(RichReporter):
     """Progress of a run on words: after each version a row of the same held-out words, as RapidOCR reads them.
 
     Args:
-        plain: without a live line, colours and pictures, as outside a terminal.
+        plain: without a live line and colours, as outside a terminal.
         read: reads images uint8 [N, H, W, 3] of one word each, instead of RapidOCR.
     """
 
@@ -63,7 +61,6 @@ class WordsReporter(RichReporter):
         super().__init__(iterations, file, plain=plain)
         room = (self._console.width - _LABEL - _SHARE) // _CELL
         self._words = max(1, min(_MOST, room))
-        self._protocol = protocol_of(os.environ) if self._is_live else None
         self._read = read or Ocr(line=True).read
         self._shows_words = False
 
@@ -78,8 +75,6 @@ class WordsReporter(RichReporter):
         share = f"{100 * record.rewards[READ_RIGHT].mean:.0f} % of {record.images}"
         label = f"{record.version} of {self._iterations}" if record.version else "untrained"
         self._console.print(_row(label, cells, share), soft_wrap=True)
-        if self._protocol is not None:
-            self._console.print(picture(images, self._protocol, indent=_LABEL, columns=_CELL), end="")
         return True
 
     def finished(self, record: IterationRecord) -> None:
