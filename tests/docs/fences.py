@@ -28,9 +28,8 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
 
 
 def example(page: str) -> Block:
-    """The page's complete example file."""
-    (found,) = [block for block in blocks(page, "python") if block.title]
-    return found
+    """The page's first complete example file."""
+    return next(block for block in blocks(page, "python") if block.title)
 
 
 def commands(block: Block) -> list[list[str]]:

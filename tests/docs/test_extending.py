@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from PIL import Image
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.reward_registry import REWARDS
@@ -26,6 +26,7 @@ from solrl_trainer.settings.presets import resolve
 from tests.docs.fences import ROOT, blocks, commands
 from tests.docs.tiny_auraflow import SIDE, write_auraflow
 from tests.trainer.training_helpers import QUICK
+from transformers import Dinov2Config, Dinov2Model
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
 IPO = "my_algorithms:DiffusionIpo"
@@ -211,20 +212,27 @@ def test_the_family_is_quantised_and_adapted(auraflow: Path) -> None:
     assert len(quantised.layout) == 8 + 2 * 4
 
 
-def test_the_class_of_the_page_on_rewards_scores_images(
+def test_the_class_of_the_page_on_rewards_prefers_images_like_the_photos(
     mini: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = [block for block in blocks(REWARD, "python") if "class ColourProbe" in block.text]
-    (tmp_path / "my_probe.py").write_text(block.text)
+    (block,) = [block for block in blocks(REWARD, "python") if "class Likeness" in block.text]
+    (tmp_path / "my_photos.py").write_text(block.text)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    digests = []
-    for weight in ([0.0, 2.0, 0.0], [0.0, 4.0, 0.0]):
-        file = tmp_path / f"{weight[1]}.safetensors"
-        save_file({"weight": torch.tensor(weight)}, file)
-        name = "my_probe:ColourProbe"
-        rewards = RewardSet.load([name], mini, {name: {"weights": str(file)}})
-        images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-        found = rewards.score([name], images, ["a"] * 3, [{}] * 3)[name]
-        assert found == pytest.approx(images[:, 1].mean((1, 2)) * weight[1], rel=1e-5)
+    encoder, folder, name = tmp_path / "encoder", tmp_path / "my_cat", "my_photos:Likeness"
+    torch.manual_seed(0)
+    tiny = Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    Dinov2Model(tiny).save_pretrained(encoder)
+    images, digests = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)), []
+    for number in range(2):
+        folder.mkdir(exist_ok=True)
+        pixels = (images[number] * 255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=100, subsampling=0)
+        options = {"folder": str(folder), "encoder": str(encoder)}
+        rewards = RewardSet.load([name], mini, {name: options})
+        scores = rewards.score([name], images, ["a"] * 3, [{}] * 3)[name]
+        assert set(range(3)) - {int(one) for one in scores.argsort(descending=True)[: number + 1]} == set(
+            range(number + 1, 3)
+        )
+        assert scores.max() <= 1 + 1e-5
         digests.append(rewards.digests()[f"reward:{name}"])
     assert digests[0] != digests[1]
