@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from solrl_proto.rollouts import Plan
-from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, assess, cheapest, verdict
+from solrl_trainer.calibration.deciding import MeasuredPlan, assess, cheapest, verdict
 from solrl_trainer.calibration.measuring import Observed
 from solrl_trainer.records.evaluations import mean_interval, mean_intervals_together
 
@@ -32,7 +32,6 @@ def test_ratios_of_times_and_losses_are_paired_over_prompts() -> None:
     found = measured(observed(2, 1.0, 1.0), observed(6, 3.0, 0.1))
     assert found[2].cost.value == pytest.approx(1 / 3, rel=0.02)
     assert found[2].cost.high - found[2].cost.low < 0.02
-    assert found[2].quartiles[1] > 1.5 * found[2].quartiles[0]
     assert found[2].seconds == pytest.approx(2, rel=0.05)
     assert found[6].cost == (1, 1, 1)
     found = measured(observed(4, 2.0, 0.3), observed(6, 3.0, 0.3))
@@ -67,26 +66,20 @@ def test_intervals_of_many_plans_hold_at_once_and_of_equal_ones_are_no_wider() -
 def test_the_cheapest_plan_that_is_surely_good_enough_is_chosen() -> None:
     found = measured(observed(2, 1.0, 3.0), observed(3, 1.5, 0.5), observed(4, 2.0, 0.1), observed(6, 3.0, 0.1))
     plans, three = list(found.values()), found[3].separation
-    assert cheapest(plans, Requirement(three.low - 0.001)) is found[3]
+    assert cheapest(plans, three.low - 0.001) is found[3]
     # Between the end of its interval and its mean, three steps are undecided.
-    between = Requirement((three.low + three.value) / 2)
+    between = (three.low + three.value) / 2
     assert cheapest(plans, between) is found[4]
-    assert not between.met(found[3])
-    assert not between.missed(found[3])
-    assert Requirement(three.high + 0.001).missed(found[3])
-    assert cheapest(plans, Requirement(1)) is None
-    # A limit on the loss excludes plans that separate well.
-    found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.01))
-    plans = list(found.values())
-    assert cheapest(plans, Requirement(0.5)) is found[3]
-    assert cheapest(plans, Requirement(0.5, loss=0.01)) is found[6]
-    assert cheapest(plans, Requirement(0.5, loss=found[3].loss.high)) is found[3]
+    assert not found[3].meets(between)
+    assert not found[3].misses(between)
+    assert found[3].misses(three.high + 0.001)
+    assert cheapest(plans, 1) is None
 
 
 def test_a_verdict_without_a_chosen_plan_says_what_would_help() -> None:
     found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.1))
     plans, best = list(found.values()), found[6].separation
-    (line,) = verdict(plans, None, REFERENCE, Requirement((best.value + best.high) / 2))
+    (line,) = verdict(plans, None, REFERENCE, (best.value + best.high) / 2)
     assert line.startswith("not sure to be good enough: nvfp4 6 steps with a separation of ")
-    (line,) = verdict(plans, None, REFERENCE, Requirement(1))
+    (line,) = verdict(plans, None, REFERENCE, 1)
     assert line.startswith("every plan surely selects worse than required; the best, nvfp4 6 steps, ")

@@ -20,7 +20,7 @@ from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import ModelBinding, Plan
 
-from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, assess, cheapest, verdict
+from solrl_trainer.calibration.deciding import MeasuredPlan, assess, cheapest, verdict
 from solrl_trainer.calibration.measuring import PlanBenchmark, SamplerFactory
 from solrl_trainer.calibration.plans import (
     PlanSet,
@@ -58,7 +58,7 @@ def calibrate(
     folder: Path,
     *,
     prompts: int,
-    requirement: Requirement,
+    wanted: float,
     limits: PlanSet | None = None,
     processes: RankRuntime = SINGLE_PROCESS,
     progress: OnProgress = lambda done, total: None,
@@ -69,13 +69,13 @@ def calibrate(
         config: a run's model, rewards, prompts, and numbers of candidates and selected candidates.
         folder: output folder; plan.yaml is for `solrl-train run --config`.
         prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
-        requirement: what the whole interval of a plan must reach; the cheapest such plan is chosen.
+        wanted: separation that the whole interval of a plan must reach; the cheapest such plan is chosen.
         limits: limits of the measured set; by default all plans are measured.
         processes: processes that share the prompts; the first writes.
         progress: called with the solver steps of candidates that this rank has taken, and will take.
 
     Returns:
-        Content of calibration.json; `chosen` is null if no plan meets the requirement.
+        Content of calibration.json; `chosen` is null if no plan does.
     """
     config.require_exploring("calibrate")
     if config.explore.sampler == "training":
@@ -124,9 +124,9 @@ def calibrate(
             f"{name(each.plan)}: {each.seconds:.2f} s per group, {each.cost.text('.2f')} of the reference; separation "
             f"{each.separation.text('.3f')}, loss {each.loss.text('.3f')}; pace {each.pace:.2f}"
         )
-    chosen = cheapest(measured, requirement)
-    conclusion = verdict(measured, chosen, reference, requirement)
-    summary = content(config, measured, requirement, chosen, reference, conclusion)
+    chosen = cheapest(measured, wanted)
+    conclusion = verdict(measured, chosen, reference, wanted)
+    summary = content(config, measured, wanted, chosen, reference, conclusion)
     if chosen is not None:
         scores = next(plan.scores for plan in observed if plan.plan == chosen.plan)
         summary["numbers"] = _numbers(config, measured, chosen, scores, true)
@@ -176,7 +176,7 @@ def _sampler_factory(config: RunConfig, backbone: PipelineBackbone, generators: 
 def content(
     config: RunConfig,
     measured: Sequence[MeasuredPlan],
-    requirement: Requirement,
+    wanted: float,
     chosen: MeasuredPlan | None,
     reference: Plan,
     conclusion: Sequence[str],
@@ -188,8 +188,7 @@ def content(
         "prompts": len(measured[0].times),
         "candidates": config.explore.candidates,
         "keep": config.explore.keep,
-        "wanted": requirement.separation,
-        "allowed_loss": requirement.loss,
+        "wanted": wanted,
         "reference": name(reference),
         "chosen": name(chosen.plan) if chosen else None,
         "verdict": list(conclusion),
@@ -202,7 +201,6 @@ def _row(measured: MeasuredPlan) -> dict[str, Any]:
         "name": name(measured.plan),
         "plan": measured.plan.model_dump(mode="json"),
         "seconds": measured.seconds,
-        "seconds_quartiles": list(measured.quartiles),
         "cost": measured.cost.value,
         "cost_interval": [measured.cost.low, measured.cost.high],
         "separation": measured.separation.value,

@@ -270,7 +270,6 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
             locks.enter_context(locked(command.output))
         from solrl_core.sampling.fitting import SCHEDULES
 
-        from solrl_trainer.calibration.deciding import Requirement
         from solrl_trainer.calibration.plans import PlanSet
         from solrl_trainer.commands.calibrate import calibrate
         from solrl_trainer.records.shown_log import shown_log
@@ -283,7 +282,7 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
                 settings.config,
                 command.output,
                 prompts=command.prompts,
-                requirement=Requirement(command.separation, command.loss),
+                wanted=command.separation,
                 limits=PlanSet(command.steps, SCHEDULES[: command.schedules]),
                 processes=processes,
                 progress=countdown,
@@ -299,8 +298,6 @@ def _check(command: Calibrate) -> None:
         raise ValueError(
             f"got --prompts {command.prompts} --wanted {command.separation}; expected at least 1 prompt, wanted 0 to 1"
         )
-    if command.loss is not None and not command.loss >= 0:
-        raise ValueError(f"got --loss {command.loss}; expected 0 or more")
     if not 0 <= command.schedules <= CALIBRATED_SCHEDULES:
         raise ValueError(f"got --schedules {command.schedules}; expected 0 to {CALIBRATED_SCHEDULES}")
     if not all(1 <= steps <= MAX_STEPS for steps in command.steps):
@@ -308,16 +305,15 @@ def _check(command: Calibrate) -> None:
 
 
 def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
-    from solrl_trainer.calibration.deciding import Requirement
     from solrl_trainer.commands.calibrate import frontier
     from solrl_trainer.settings.presets import read_settings_file
 
     print("frontier, plans that no other is both cheaper and better than:")
     for row in frontier(summary["plans"]):
         print(f"- {row['name']}: {row['seconds']:.2f} s per group, separation {row['separation']:.3f}")
-    required = Requirement(command.separation, command.loss).text()
+    required = f"a separation of at least {command.separation:g}"
     if summary["chosen"] is None:
-        print(f"no plan has {required}; ask for less (--wanted, --loss), or choose a plan from the frontier")
+        print(f"no plan has {required}; ask for less (--wanted), or choose a plan from the frontier")
     else:
         print(f"cheapest plan with {required}: {summary['chosen']}")
     for line in summary["verdict"]:
@@ -325,8 +321,7 @@ def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
     if summary["chosen"] is not None:
         planned = read_settings_file(command.output / "plan.yaml")["explore"]
         print(f"use it: {shlex.join(run_command(command, planned))}")
-        if "numbers" in summary:
-            print(summary["numbers"]["verdict"])
+        print(summary["numbers"]["verdict"])
 
 
 def _settings(command: SettingsCommand) -> "Resolved":

@@ -140,8 +140,6 @@ class Calibrate(SettingsCommand):
     """Number of training prompts to measure on."""
     separation: Annotated[float, tyro.conf.arg(name="wanted")] = 0.8
     """Minimum separation of the selected best and worst, with its whole interval: 1 is perfect, 0 is chance."""
-    loss: Annotated[float | None, _shown("X", "any")] = None
-    """Maximum loss of separation against explore.steps, with its whole interval, such as 0.02."""
     steps: tuple[int, ...] = CALIBRATED_STEPS
     """Numbers of steps to measure. explore.steps is always measured."""
     schedules: int = CALIBRATED_SCHEDULES
