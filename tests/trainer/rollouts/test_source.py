@@ -9,10 +9,9 @@ from solrl_client.retries import Wait
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.service import wait_note
 from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
-from solrl_trainer.settings.presets import resolve, resolve_again
+from solrl_trainer.settings.presets import resolve
 from tests.support.ports import free_port
 from tests.trainer.training_helpers import tiny_config
 
@@ -63,54 +62,6 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     with pytest.raises(ConnectionError):
         source.groups_of(PROMPTS, 0, 7, 1)
     assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
-
-
-def test_a_run_that_waits_for_its_service_says_so_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_config("iterations=7")
-    client: Any = Asked()
-    source = ServiceSource(config, RunRequests(config, client), DEVICE)
-    clock = iter(range(1000))
-    monkeypatch.setattr(wait_note, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    source._waiting._began = next(clock)
-    for version in range(1, 8):
-        with source._waiting.timed():
-            pass
-        source.push(version, b"")
-    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 33 %"]
-
-
-@pytest.mark.parametrize(
-    ("shares", "share"),
-    [
-        ([0.9, 0.9, 0.9, 0.9], None),
-        ([0.9, 0.9, 0.1, 0.9, 0.1], None),
-        ([0.0, 0.0, 0.2, 0.1, 0.3], 0.2),
-        ([0.0, 0.0, 0.15, 0.15, 0.15], None),
-        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.0, 0.1, 0.9], None),
-        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.3], 0.3),
-    ],
-)
-def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], share: float | None) -> None:
-    assert wait_note.wasted(shares) == share
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ((), "start a new run with explore.lag=1, lower explore.share, give the service more GPUs, or drop it"),
-        (("explore.lag=1", "explore.share=0.5"), ": --set rollout_url=null explore.lag=0 explore.share=1"),
-    ],
-)
-def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
-    config = tiny_config(*settings)
-    text = wait_note.wait_text(config, 0.314)
-    assert text.startswith(f"this run waited 31 % of its time for {config.service_url}: ")
-    assert said in text
-    changes, compare, _ = text.partition(": --set ")[2].partition(" (`solrl-train layout` compares)")
-    assert compare
-    assert not resolve_again(config, overrides=changes.split()).config.uses_service
 
 
 @pytest.mark.parametrize(("patience", "least"), [(0.0, None), (5.0, 0.0), (600.0, 500.0)])

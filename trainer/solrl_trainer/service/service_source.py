@@ -32,7 +32,6 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.requirements import check_hosted, check_size, log_arithmetic, reward_specs
 from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
-from solrl_trainer.service.wait_note import WaitNote
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -148,7 +147,6 @@ class ServiceSource:
         """`supply` is only on rank 0."""
         self.client, self.device = client, device
         self._config, self._supply = config, supply
-        self._waiting = WaitNote(config)
         self.wait_for_push: Pending[object] = lambda: None
         self._prefetched: dict[int, _Prefetch] = {}
         self._begun = 0
@@ -169,9 +167,6 @@ class ServiceSource:
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the newest version, and begin to push it to the service and to explore under it."""
         self.wait_for_push()
-        # A CPU's trainer waits for a service on the same cores, which no layout makes faster.
-        if self.device.models.backbone.device.type != "cpu":
-            self._waiting.end_iteration()
         self.device.push(version, adapter)  # first, because sending takes Python's lock, too
         push: Callable[[], object]
         if self._supply is not None:
@@ -214,8 +209,7 @@ class ServiceSource:
         del self._prefetched[iteration]
         yield from prefetch.groups
         while True:
-            with self._waiting.timed():
-                arrived = prefetch.arrived.get()
+            arrived = prefetch.arrived.get()
             if isinstance(arrived, BaseException):
                 raise arrived
             if isinstance(arrived, ExplorationSummary) and self._config.explores_here:
