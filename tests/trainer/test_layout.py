@@ -47,6 +47,24 @@ def test_a_run_without_a_pull_to_the_reference_omits_its_pass() -> None:
     assert stages(free, rates).train == 4 * 4 * 0.75
 
 
+def test_the_hours_of_memory_md_are_those_of_the_command() -> None:
+    text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    gpus = re.findall(r"\| ([A-Z][\w ]+), \d+ GB", text)
+    assert len(gpus) == 5
+    for name, model in {"FLUX.1": "flux1", "SD3.5-Large": "sd3", "SANA 1.6B": "sana"}.items():
+        (row,) = re.findall(rf"^\| {re.escape(name)}, \S+² \| (.*) \|$", text, re.MULTILINE)
+        for gpu, cell in zip(gpus, row.split(" | "), strict=True):
+            if cell == "does not fit":
+                continue
+            hours, blocks = re.findall(r"[\d.]+ h|\(\d+", f"{cell} (0")[:2]
+            sets = [f"optimizer.activation_checkpointing={blocks[1:]}"]
+            sets += ["explore.precision=bf16"] if gpu in ("A100", "L40S", "RTX 4090") else []
+            words = [word for one in sets for word in ("--set", one)]
+            printed = layout("--preset", f"{model}/fast/imagereward", "--gpus", "1", "--scaled-to", gpu, *words)
+            (computed,) = re.findall(r"without a service, ([\d.]+) h", printed)
+            assert f"{float(computed):.1f} h" == hours, (name, gpu)
+
+
 def test_blocks_that_recompute_take_their_part_of_a_pass_again() -> None:
     rates = Rates(bf16=0, fp8=0, image=0, point=1.0, reference=0.25)
 
