@@ -20,6 +20,7 @@ from fast.cost import PRESETS as MODELS
 from fast.cost import fast_run, hours_of_run, seconds_of_iteration
 from fast.page import POOLED
 from fast.page import figures as of_recipes
+from fast.page import page as page_of_recipes
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config, plan_file
 from solrl_trainer.commands.layout import RATES, measuring, scaled_rates, stages
 from solrl_trainer.run_folder.figures import READ_RIGHT
@@ -81,6 +82,10 @@ def test_another_result_gives_another_page(file: str, place: tuple[str, ...], sa
     inner[place[-1]] = 0.5
     (tmp_path / f"{file}.json").write_text(json.dumps(content))
     assert said in evidence.pages(tmp_path)[findings]
+
+
+def test_the_page_of_recipes_is_that_of_the_stored_runs() -> None:
+    assert (RESULTS / "fast.md").read_text(encoding="utf-8").startswith(page_of_recipes(evidence.read(RESULTS, "fast")))
 
 
 CONFIRMED = of_recipes([row for row in evidence.read(RESULTS, "fast")["rows"] if row["stage"] == "confirm"])[POOLED]
