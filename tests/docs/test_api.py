@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-import torch
-from solrl_core.adapter import encode_for_diffusers
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemKind
-from tests.core.lora_helpers import random_adapter
 from tests.docs.fences import ROOT, blocks
 
 PAGE = "docs/api.md"
@@ -82,23 +78,6 @@ def test_every_command_returns_the_answer_shown(service: httpx.Client, tmp_path:
             answer, [json.loads(line) for line in text.splitlines()] if isinstance(answer, list) else json.loads(text)
         )
     assert (tmp_path / "weights.safetensors").read_bytes() == (tmp_path / "adapter.safetensors").read_bytes()
-
-
-def test_the_lora_of_a_run_is_loaded_as_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = [block for block in blocks("docs/train.md", "python") if block.title == "lora.py"]
-    assert "(docs/train.md)" in (ROOT / "README.md").read_text()
-    monkeypatch.chdir(tmp_path)
-    Path("runs/first").mkdir(parents=True)
-    backbone, images = load_backbone("mini-sana"), []
-    for size in (0.0, 0.3):
-        adapter = encode_for_diffusers(random_adapter(backbone, 0, size=size))
-        Path("runs/first/lora.safetensors").write_bytes(adapter)
-        names: dict[str, Any] = {}
-        torch.manual_seed(0)
-        exec(compile(block.text, block.page, "exec"), names)
-        images.append(torch.from_numpy(np.array(names["image"], dtype=np.float32)))
-    assert names["image"].size == (backbone.width, backbone.height)
-    assert float((images[0] - images[1]).abs().mean()) > 1
 
 
 def test_every_path_exists_in_the_service() -> None:
