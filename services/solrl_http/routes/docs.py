@@ -1,8 +1,10 @@
 """The API's documentation: Swagger UI, served from the service itself."""
 
+import re
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_http.access import access
@@ -15,36 +17,25 @@ _MEDIA_TYPES = {
     "swagger-ui.css": "text/css",
     "favicon.png": "image/png",
 }
-_SCRIPT = """
-window.ui = SwaggerUIBundle({
-  url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, layout: "BaseLayout",
-});
-"""
-_PAGE = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>__TITLE__</title>
-<link rel="icon" href="docs/static/favicon.png">
-<link rel="stylesheet" href="docs/static/swagger-ui.css">
-</head>
-<body>
-<div id="swagger-ui"></div>
-<script src="docs/static/swagger-ui-bundle.js"></script>
-<script>{_SCRIPT}</script>
-</body>
-</html>
-"""
+_INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 @router.get("")
 @access("open")
 def page(request: Request) -> Response:
-    """The page, which reads `/openapi.json`."""
+    """FastAPI's page, with files from here; it reads `/openapi.json`."""
+    script, style, icon = (f"docs/static/{name}" for name in _MEDIA_TYPES)
+    response = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title=request.app.title,
+        swagger_js_url=script,
+        swagger_css_url=style,
+        swagger_favicon_url=icon,
+    )
+    inline = " ".join(map(source_hash, _INLINE.findall(bytes(response.body).decode())))
     # Swagger UI writes style attributes.
-    headers = document_headers(f"'self' {source_hash(_SCRIPT)}", "'self' 'unsafe-inline'", "'self' data:")
-    return Response(_PAGE.replace("__TITLE__", request.app.title), media_type="text/html", headers=headers)
+    response.headers.update(document_headers(f"'self' {inline}", "'self' 'unsafe-inline'", "'self' data:"))
+    return response
 
 
 @router.get("/static/{name}")
