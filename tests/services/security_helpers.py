@@ -29,7 +29,7 @@ class Guarded:
 
 
 @contextmanager
-def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
+def guarded_service(folder: Path, *flags: str, model: str = MODEL) -> Iterator[Guarded]:
     """A service with a token file.
 
     `a` and `b` may do everything for their tenants; `rollout`, `push` and `admin` of `a` have one scope each.
@@ -41,7 +41,7 @@ def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
     content = json.loads(file.read_text())
     next(one for one in content["tokens"] if one["id"] == token.id)["expires"] = datetime.now(UTC).isoformat()
     file.write_text(json.dumps(content))
-    with running_service("--token-file", str(file), *flags) as service:
+    with running_service("--token-file", str(file), *flags, model=model) as service:
         yield Guarded(service, file, tokens)
 
 

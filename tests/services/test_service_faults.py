@@ -25,6 +25,7 @@ from tests.support.service_helpers import (
     rollout_request,
     running_service,
 )
+from tests.support.small_model import small_model
 
 FATAL, PICKY, STUCK = (f"tests.services.faulty_rewards:{name}" for name in ("fatal", "picky", "stuck"))
 
@@ -39,7 +40,7 @@ def redis_server() -> Iterator[RedisServer]:
 def frail(redis_server: RedisServer) -> Iterator[RunningService]:
     """A service with Redis and faulty rewards. The tests of this file break more and more of it, in order."""
     rewards = ["clipscore", PICKY]
-    with running_service("--redis-url", redis_server.url, "--rewards", *rewards) as running:
+    with running_service("--redis-url", redis_server.url, "--rewards", *rewards, model=small_model()) as running:
         yield running
 
 

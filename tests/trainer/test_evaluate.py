@@ -18,12 +18,13 @@ from solrl_minis import catalog
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
+from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused, typed
 from tests.trainer.fake_hub import FakeHub
 from tests.trainer.training_helpers import QUICK, prompts_in, run_config
 
 SMALL = (
-    *QUICK,
+    *(*QUICK, f"model={small_model()}"),
     *("evaluate.prompts=3", "evaluate.seeds=2", "evaluate.rewards=[verifier, verifier_graded, judge]"),
     "rewards={clipscore: 1, verifier_graded: 0.5}",
 )
@@ -138,7 +139,7 @@ def test_the_transformer_is_exported_merged(finished: Path, tmp_path: Path) -> N
     done = accepted(main, "export", str(finished), "--output", str(tmp_path), "--merged")
     assert f"merged in: {tmp_path / 'transformer'}" in done.stdout
     merged = SanaTransformer2DModel.from_pretrained(tmp_path / "transformer", torch_dtype=torch.bfloat16).state_dict()
-    base = load_backbone("mini-sana").transformer.state_dict()
+    base = load_backbone(small_model()).transformer.state_dict()
     lora, changed = load_file(tmp_path / "lora.safetensors"), 0
     for name, weight in base.items():
         module = f"transformer.{name.removesuffix('.weight')}"

@@ -18,10 +18,14 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from tests.services.reward_servers import serving
 from tests.support.service_helpers import MODEL, RunningService, running_service
+from tests.support.small_model import small_model
 from tests.trainer.training_helpers import QUICK, events, prompts_in, run_config
 
 AWAY = "http://127.0.0.1:9"
-SMALL = (*QUICK, "explore.prompts=1", "explore.keep=4", "explore.candidates=8", "optimizer.updates=1")
+SMALL = (
+    *(*QUICK, f"model={small_model()}"),
+    *("explore.prompts=1", "explore.keep=4", "explore.candidates=8", "optimizer.updates=1"),
+)
 
 
 def test_a_reward_of_a_server_needs_no_code_here(notes: list[str]) -> None:
@@ -114,7 +118,7 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def service(server: str) -> Iterator[RunningService]:
     """A service that allows this server, and has loaded only CLIPScore."""
-    with running_service("--reward-hosts", server) as running:
+    with running_service("--reward-hosts", server, model=small_model()) as running:
         yield running
 
 

@@ -13,6 +13,7 @@ from solrl_core.model_options import ModelOptions
 from solrl_trainer.commands.cli import main
 from solrl_trainer.run_folder.checkpoints import Checkpoint
 from solrl_trainer.run_folder.resuming import check, check_names, parts_before_loading, parts_when_loaded
+from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused
 from tests.trainer.training_helpers import QUICK, events, prompts_in, sets, tiny_config
 
@@ -177,7 +178,8 @@ def refusal(folder: Path, *words: str) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two iterations, its prompts beside it."""
     place = tmp_path_factory.mktemp("resuming")
-    words = sets(*QUICK, "evaluate.rewards=redness:redness", f"prompts={prompts_in(place / 'prompts')}")
+    words = sets(*QUICK, f"model={small_model()}", "evaluate.rewards=redness:redness")
+    words += sets(f"prompts={prompts_in(place / 'prompts')}")
     preset = ("--preset", "mini-sana/naive_scaling/clipscore", "--output", str(place / "run"), "--iterations", "2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(place), *sys.path])

@@ -27,6 +27,7 @@ from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.presets import read_settings_file, resolve
 from solrl_trainer.settings.token_places import warn_of_tokens
 from tests.support.ports import free_port
+from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused, typed
 from tests.trainer.training_helpers import QUICK, prompts_in, same, sets, state
 from torch import rand
@@ -34,7 +35,7 @@ from torch import rand
 PRESET = "mini-sana/naive_scaling/clipscore"
 """Without a service."""
 SERVED = "mini-sana/sol_rl/clipscore"
-SMALL = (*QUICK, "evaluate.prompts=2", "evaluate.rewards=verifier")
+SMALL = (*QUICK, f"model={small_model()}", "evaluate.prompts=2", "evaluate.rewards=verifier")
 
 
 def test_a_folder_in_use_is_refused_before_anything_else(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from solrl_client.rollouts import RolloutClient
 from solrl_client.tokens import bearer_token
-from solrl_core.families import load_backbone
-from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
-from tests.support.service_helpers import RunningService, adapter_file, rollout_request
+from tests.support.service_helpers import Layout, RunningService, adapter_file, rollout_request
 from tests.trainer.cutting_proxy import CuttingProxy, cutting_proxy
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
@@ -76,9 +74,8 @@ def test_an_unknown_run_has_no_adapters_and_can_be_deleted(service: RunningServi
         client.delete("nobody")
 
 
-def test_a_version_that_another_process_pushes_is_waited_for(service: RunningService) -> None:
-    backbone = load_backbone("mini-sana")
-    file = adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)
+def test_a_version_that_another_process_pushes_is_waited_for(service: RunningService, layout: Layout) -> None:
+    file = adapter_file(layout, 0)
     asked = threading.Event()
 
     def push() -> None:

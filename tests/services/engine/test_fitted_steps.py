@@ -11,6 +11,7 @@ from solrl_core.sampling.fitting import SCHEDULES, fit, make_examples
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer
 from tests.support.service_helpers import RunningService, problem, rollout_request
+from tests.support.small_model import small_model
 
 COUNT, STEPS = 26, 4
 TEXT = "a red circle and a blue square"
@@ -19,7 +20,7 @@ TEXT = "a red circle and a blue square"
 @cache
 def fitted() -> dict[str, Any]:
     """A solver fitted to a few trajectories, as sent over the wire."""
-    generator = Generator(load_backbone("mini-sana"), "bf16")
+    generator = Generator(load_backbone(small_model()), "bf16")
     examples = make_examples(generator, [TEXT] * 8, range(8), steps=6, solver="euler", guidance=1.0)
     return fit(generator, examples, SCHEDULES[0]).model_dump(mode="json")
 
@@ -32,12 +33,12 @@ def ask(service: RunningService, **plan: Any) -> RolloutAnswer:
 def test_fitted_steps_equal_the_generator_s(service: RunningService) -> None:
     solver = fitted()
     group = ask(service, fitted=solver).groups[0]
-    backbone = load_backbone("mini-sana")
+    backbone = load_backbone(small_model())
     own = FittedSolver.model_validate(solver)
     made = Generator(backbone, "bf16").generate(TEXT, group.seeds, steps=STEPS, solver=own)
     scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], made.images, [TEXT] * COUNT, [{}] * COUNT)
     assert list(group.scores) == pytest.approx(scores["clipscore"].tolist(), abs=1e-4)
-    assert list(group.scores) != pytest.approx(list(ask(service, solver="euler").groups[0].scores), abs=1e-2)
+    assert list(group.scores) != pytest.approx(list(ask(service, solver="euler").groups[0].scores), abs=5e-4)
 
 
 def test_a_solver_fitted_to_a_different_model_is_refused(service: RunningService) -> None:

@@ -13,6 +13,7 @@ from solrl_rollout.settings import RolloutSettings
 from tests.services import small_memory
 from tests.services.fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
 from tests.support.service_helpers import RunningService, running_service, scores
+from tests.support.small_model import small_model
 
 TO_MAKE, TO_SCORE = 12, 9
 ONE_LANE = {"OMP_NUM_THREADS": "1"}  # see `small_memory.whole_chunks`
@@ -25,7 +26,7 @@ def small() -> Iterator[RunningService]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (ONE_LANE | room).items():
             patch.setenv(name, value)
-        models = ["mini-sana", "other=mini-sana"]
+        models = [small_model(), f"other={small_model()}"]
         with running_service("--precision", "nvfp4", model=models, entry=small_memory.main) as running:
             yield running
 

@@ -35,6 +35,7 @@ from tests.services.worker_helpers import (
 from tests.support.adapters import random_adapter
 from tests.support.ray_nodes import ray_nodes
 from tests.support.service_helpers import Layout, RunningService, running_service
+from tests.support.small_model import small_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
@@ -55,7 +56,8 @@ def joined() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RunningService]:
-    with running_service("--workers", "ray:2", "--device", "cpu", ends_with=-signal.SIGKILL) as running:
+    flags = ("--workers", "ray:2", "--device", "cpu")
+    with running_service(*flags, model=small_model(), ends_with=-signal.SIGKILL) as running:
         yield running
         running.process.kill()
         assert_gone(actors(running))

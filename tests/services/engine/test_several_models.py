@@ -17,12 +17,13 @@ from tests.support.service_helpers import (
     rollout_request,
     running_service,
 )
+from tests.support.small_model import small_model
 from transformers import CLIPModel
 
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[RunningService]:
-    with running_service(model=["mini-sana", "flux=mini-flux"]) as running:
+    with running_service(model=[small_model(), "flux=mini-flux"]) as running:
         yield running
 
 

@@ -32,19 +32,20 @@ from tests.services.worker_helpers import (
     wait_until_both_serve,
 )
 from tests.support.service_helpers import Layout, RunningService, rollout_request, running_service
+from tests.support.small_model import small_model
 
 SDE = {"kind": "flow", "eta": 0.8, "first": 1}
 
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[RunningService]:
-    with one_thread(), running_service() as running:
+    with one_thread(), running_service(model=small_model()) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RunningService]:
-    with one_thread(), running_service("--workers", "2") as running:
+    with one_thread(), running_service("--workers", "2", model=small_model()) as running:
         yield running
 
 

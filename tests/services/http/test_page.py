@@ -16,6 +16,7 @@ from tests.services.iteration_helpers import held_out, report, run_settings, sam
 from tests.services.reward_servers import serving
 from tests.support.browser import Browser, Page
 from tests.support.service_helpers import Layout, RunningService, adapter_file, running_service
+from tests.support.small_model import small_model
 
 LONG = "a" * 31 + "-" + "b" * 32
 WAITING = "w" * 64
@@ -61,7 +62,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
     """Ann has a run `shapes` with two versions, one with a long name and hostile texts, one that waits; Bob has one."""
-    with running_service("--token-file", str(tokens["file"])) as running:
+    with running_service("--token-file", str(tokens["file"]), model=small_model()) as running:
         for who, run in (("bob", "bobs-run"), ("ann", LONG), ("ann", "shapes")):
             running.client.headers["Authorization"] = f"Bearer {tokens[who]}"
             assert running.push(run, 0, adapter_file(layout, 1)).status_code == 201

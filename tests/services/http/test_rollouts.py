@@ -60,7 +60,7 @@ def test_models_lists_digests_noise_and_precisions(service: RunningService, back
     check_noise_contract(listed.noise)
     assert (model.name, model.family, model.rewards) == ("mini-sana", "sana", ("clipscore",))
     shares = {info.precision: info.quantized_share for info in model.precisions}
-    assert shares["nvfp4"] >= 0.9
+    assert shares["nvfp4"] > 0.8
     assert shares["bf16"] == 0
     how = {info.precision: info.how for info in model.precisions}
     assert "this is CPU" in how["nvfp4"]

@@ -17,6 +17,7 @@ from tests.support.service_helpers import (
     running_service,
     scores,
 )
+from tests.support.small_model import small_model
 
 Fronts = tuple[RunningService, RunningService]
 
@@ -25,8 +26,8 @@ Fronts = tuple[RunningService, RunningService]
 def fronts() -> Iterator[Fronts]:
     with (
         running_redis("never") as server,
-        running_service("--redis-url", server.url) as one,
-        running_service("--redis-url", server.url) as other,
+        running_service("--redis-url", server.url, model=small_model()) as one,
+        running_service("--redis-url", server.url, model=small_model()) as other,
     ):
         yield one, other
         assert all("Traceback" not in front.log.read_text() for front in (one, other))
@@ -95,7 +96,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def service(server: RedisServer, layout: Layout) -> Iterator[RunningService]:
     """With two runs, each of which has reported an iteration."""
-    with running_service("--redis-url", server.url) as running:
+    with running_service("--redis-url", server.url, model=small_model()) as running:
         for run in ("run-a", "run-b"):
             assert running.push(run, 0, adapter_file(layout, 1)).status_code == 201
             assert tell(running, run, report(0)).status_code == 204

@@ -22,10 +22,11 @@ from solrl_trainer.run_folder.figures import TRAINED_SUM
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
 from tests.support.service_helpers import running_service
+from tests.support.small_model import small_model
 from tests.trainer.real_runs import Watcher
 from tests.trainer.training_helpers import QUICK, events, iterations, prompts_in, run_config
 
-SMALL = (*QUICK, "explore.prompts=4", "evaluate.prompts=4")
+SMALL = (*QUICK, f"model={small_model()}", "explore.prompts=4", "evaluate.prompts=4")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_a_service_scores_prompts_with_their_own_rewards(
     sources: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    with running_service("--rewards", "clipscore", RED, model="mini-sana") as service:
+    with running_service("--rewards", "clipscore", RED, model=small_model()) as service:
         served = (*OWN, f"rollout_url={service.url}", "explore.lag=0", "evaluate.rewards=[]")
         config = config_of(tmp_path / "run", rewarded(sources), *served)
         check_run(config, resume=False)
