@@ -1,11 +1,10 @@
 """Findings about a machine that `doctor` of both services shares, with a remedy for everything that is missing."""
 
-import logging
 import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,6 @@ from solrl_core.devices import require_device
 
 if TYPE_CHECKING:
     from solrl_core.rewards.loading import RewardFile
-    from solrl_core.rewards.reward import PlainDefaults
 
 State = Literal["ok", "n/a", "warn", "missing"]
 """n/a: not available on this machine, and not needed. missing: the requested work will fail."""
@@ -224,11 +222,8 @@ def rewards(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     ask: Callable[[str], Iterable[Finding]] | None = None,
     sources: Mapping[str, str] | None = None,
-    device: str | None = None,
 ) -> Iterator[Finding]:
     """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
-
-    Rewards that do not come with solrl are loaded, and score two grey images.
 
     Args:
         names: rewards, by registered name or `package.module:attribute`.
@@ -237,14 +232,11 @@ def rewards(
         options: override the model's options.
         ask: returns the findings about a reward that a server computes; without it, no server is asked.
         sources: reward → registered name or `package.module:attribute`, where that is not the name itself.
-        device: where rewards are tried; None tries none.
     """
-    import torch
-
     from solrl_core.families.load import describe_model
     from solrl_core.model_options import ModelOptions
     from solrl_core.reward_registry import REWARDS
-    from solrl_core.rewards.reward import AT, PlainDefaults, check_named, check_reward
+    from solrl_core.rewards.reward import AT, check_named, check_reward
 
     try:
         check_named(options or {}, names)
@@ -266,58 +258,7 @@ def rewards(
         except ValueError as error:
             yield Finding(f"reward {name}", "missing", str(error))
             continue
-        finding = Finding(f"reward {name}", *_of_reward(REWARDS.find(source), all_options))
-        if device is None or finding.state != "ok" or REWARDS.is_built_in(source):
-            yield finding
-        else:
-            yield from _tried(finding, name, source, all_options, PlainDefaults(torch.device(device), defaults), model)
-
-
-def _tried(
-    finding: Finding,
-    name: str,
-    source: str,
-    options: Mapping[str, Any],
-    defaults: "PlainDefaults",
-    model: str | None,
-) -> Iterator[Finding]:
-    """The finding about a reward after a trial of it, and what it was warned of."""
-    from solrl_core.rewards.reward import RewardSet, logger
-    from solrl_core.rewards.trial import MODELS_SIDE, try_rewards
-
-    side = None if model is None else MODELS_SIDE
-    with _warnings_of(logger.parent or logger) as warnings:
-        try:
-            rewards = RewardSet.load([name], defaults, {name: options}, sources={name: source})
-            usable = try_rewards(rewards, defaults, side)
-        except (ValueError, OSError, RuntimeError) as error:
-            finding = Finding(finding.subject, "missing", str(error), "correct the reward")
-        else:
-            finding = finding._replace(text=finding.text + ", scores two grey images") if usable else finding
-    yield finding
-    for text in dict.fromkeys(warnings):
-        yield Finding(finding.subject, "warn", text)
-
-
-@contextmanager
-def _warnings_of(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect a logger's warnings instead of showing them, and drop its errors, which are raised, too."""
-    warnings: list[str] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        if record.levelno == logging.WARNING:
-            warnings.append(record.getMessage())
-        return False
-
-    handler = logging.NullHandler()
-    handler.addFilter(keep)
-    propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield warnings
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates
+        yield Finding(f"reward {name}", *_of_reward(REWARDS.find(source), all_options))
 
 
 def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str]:

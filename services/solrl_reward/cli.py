@@ -75,6 +75,5 @@ def _findings(settings: RewardSettings) -> Iterator["Finding"]:
         settings.options_from,
         options=settings.reward_options,
         sources=settings.sources,
-        device=settings.torch_device,
     )
     yield from (diagnosis.Finding(*row) for row in (*access_rows(settings), port_row(settings)))

@@ -78,7 +78,6 @@ def _rewards(settings: RolloutSettings) -> Iterator[Finding]:
             revision=spec.revision,
             options=options,
             ask=ask,
-            device=None if settings.on_ray else settings.torch_device,
         )
 
 
