@@ -129,9 +129,6 @@ class Backend(Protocol):
     def batch_sizes(self, limit: int) -> Sequence[int]:
         """Batch sizes that it uses if at most `limit` candidates fit; each is warmed up at the start."""
 
-    def truncated_tokens(self, prompt: str) -> int:
-        """Number of tokens at the prompt's end that every text encoder truncates."""
-
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
         """Switch a precision of its capabilities to an adapter; None is the base model.
 

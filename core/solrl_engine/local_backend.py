@@ -81,11 +81,6 @@ class LocalBackend:
         """Two sizes on a GPU, since each is compiled; `limit` on a CPU."""
         return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
 
-    def truncated_tokens(self, prompt: str) -> int:
-        """Number of tokens at the prompt's end that every text encoder truncates."""
-        (unread,) = self.backbone.truncated_tokens([prompt])
-        return unread
-
     def generator(self, precision: Precision) -> Generator:
         """The generator of a precision, built if it is not yet there.
 

@@ -276,9 +276,6 @@ class RolloutGroup(Message):
     rewards: dict[str, tuple[float, ...]]
     images: tuple[str, ...] | None = None
     """Base64 PNGs of images, or animated WebPs of clips, both lossless, if requested."""
-    truncated_tokens: Annotated[int, Field(gt=0)] | None = None
-    """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
-    only there give the same images."""
 
     def best_worst(self, count: int) -> list[int]:
         """Seeds of the ⌊count/2⌋ best and the remaining worst candidates, from the best to the worst.

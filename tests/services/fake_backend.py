@@ -63,9 +63,6 @@ class FakeBackend:
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
         self.served.append((precision, adapter.digest if adapter else None))
 
-    def truncated_tokens(self, prompt: str) -> int:
-        return 0
-
     def generate(
         self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
     ) -> GeneratorOutput:

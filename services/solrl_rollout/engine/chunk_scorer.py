@@ -41,7 +41,6 @@ class ChunkScorer(Scorer):
         return ScoredChunk(
             rewards=rewards,
             images=images,
-            truncated_tokens=generated.truncated_tokens,
             started_at=generated.started_at,
             switched=generated.switched,
             switch=generated.merged.since(generated.began),

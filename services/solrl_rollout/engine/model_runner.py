@@ -83,7 +83,6 @@ class ModelRunner:
         return GeneratedChunk(
             chunk=chunk,
             output=output,
-            truncated_tokens=self.backend.truncated_tokens(chunk.prompt.text),
             started_at=started_at,
             switched=switched,
             began=began,

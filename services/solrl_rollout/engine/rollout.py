@@ -1,7 +1,6 @@
 """An accepted request, which yields its groups as they finish, or the whole answer."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -19,10 +18,6 @@ from solrl_proto.rollouts import (
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.scored_group import group_of
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
-
-logger = logging.getLogger(__name__)
-
-_SHOWN_PROMPTS = 5
 
 
 class RolloutHandle:
@@ -44,7 +39,6 @@ class RolloutHandle:
         self._times: Mapping[str, RewardTime] = {}
         self._chunks = cut_into_chunks(request, job)
         self._tasks: list[asyncio.Task[RolloutGroup]] = []
-        self._unread: list[str] = []
         engine.scheduler.submit([chunk for chunks in self._chunks for chunk in chunks])
 
     async def groups(self) -> AsyncIterator[RolloutGroup]:
@@ -74,24 +68,12 @@ class RolloutHandle:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         release(self._job.adapter)
-        if self._unread:
-            logger.warning(
-                "%d of %d prompts are longer than the text encoder of %s reads: %s",
-                len(self._unread),
-                len(self._request.prompts),
-                self._job.model,
-                ", ".join(map(repr, self._unread[:_SHOWN_PROMPTS])),
-            )
-            self._unread.clear()
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
         """Wait for a prompt's chunks, and build its part of the answer."""
         scored = await self._scored(chunks)
         # In a thread, since it compresses images.
-        answer = await asyncio.to_thread(group_of, self._request, chunks, scored)
-        if answer.truncated_tokens:
-            self._unread.append(answer.prompt_id)
-        return answer
+        return await asyncio.to_thread(group_of, self._request, chunks, scored)
 
     async def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredChunk]:
         scored = await asyncio.gather(*(asyncio.wrap_future(chunk.result) for chunk in chunks))

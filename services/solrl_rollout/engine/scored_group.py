@@ -30,7 +30,6 @@ def group_of(request: RolloutRequest, chunks: Sequence[Chunk], scored: Sequence[
         scores=tuple(_scores(request, prompt_id, rewards).tolist()),
         rewards={name: tuple(values.tolist()) for name, values in rewards.items()},
         images=images,
-        truncated_tokens=scored[0].truncated_tokens or None,
     )
 
 

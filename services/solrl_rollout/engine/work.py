@@ -147,7 +147,6 @@ class GeneratedChunk:
 
     Attributes:
         output: its candidates, complete once `finished` is reached.
-        truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
         began, merged, finished: device events before the merge of the adapter, after it, and at the end.
@@ -155,7 +154,6 @@ class GeneratedChunk:
 
     chunk: Chunk
     output: GeneratorOutput
-    truncated_tokens: int
     started_at: float
     switched: bool
     began: DeviceEvent
@@ -171,7 +169,6 @@ class ScoredChunk:
         rewards: name → float32 [N].
         images: uint8 [N, H, W, 3] if the request asks for images, [N, F, H, W, 3] of clips, or the files that a worker
             process made of them.
-        truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
@@ -181,7 +178,6 @@ class ScoredChunk:
 
     rewards: dict[str, torch.Tensor]
     images: torch.Tensor | Sequence[bytes] | None
-    truncated_tokens: int
     started_at: float
     switched: bool
     switch: float

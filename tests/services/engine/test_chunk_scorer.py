@@ -28,7 +28,7 @@ from tests.services.fake_backend import REWARD, FakeBackend, brightness, chunk, 
 def generated(of: Chunk, images: torch.Tensor) -> GeneratedChunk:
     """A chunk with these images."""
     output = GeneratorOutput(Trajectory(torch.zeros(len(images), 1), Euler()), images)
-    return GeneratedChunk(of, output, 0, 0.0, False, HostEvent(), HostEvent(), HostEvent())
+    return GeneratedChunk(of, output, 0.0, False, HostEvent(), HostEvent(), HostEvent())
 
 
 def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:

@@ -135,7 +135,7 @@ def test_retry_after_counts_the_workers_that_serve_and_no_time_at_reward_servers
     """The worker takes 4 seconds for 4 candidates."""
     scheduler = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
     scheduler.serving = serving
-    scored = ScoredChunk({}, None, 0, 0.0, False, 9.0, generate, reward, asked)
+    scored = ScoredChunk({}, None, 0.0, False, 9.0, generate, reward, asked)
     scheduler.record("fake:0", chunk(job()), scored)
     scheduler.submit([chunk(job(), count=20)])
     with pytest.raises(ProblemError) as refused:

@@ -59,12 +59,12 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
     rewards = {"a": values[:4], "b": values[:4] if shared else values[4:]}
     images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8)
     times = {"a": RewardTime(seconds=0.125), "b": RewardTime(seconds=0.125, server="there:80")}
-    sent = ScoredChunk(rewards, images, 3, 0.0, True, 0.5, 2.0, 0.25, 0.125, times)
+    sent = ScoredChunk(rewards, images, 0.0, True, 0.5, 2.0, 0.25, 0.125, times)
     arrived = decode_scored(*encode_scored(sent))
     assert all(torch.equal(arrived.rewards[name], rewards[name]) for name in rewards)
     assert arrived.images is not None
     assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
-    for field in ("truncated_tokens", "switched", "switch", "generate", "reward", "server_seconds", "times"):
+    for field in ("switched", "switch", "generate", "reward", "server_seconds", "times"):
         assert getattr(arrived, field) == getattr(sent, field)
 
 

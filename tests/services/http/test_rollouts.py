@@ -73,14 +73,3 @@ def test_auto_is_the_fastest_native_precision_and_never_an_emulation(service: Ru
     assert answer.precision == "bf16"
     exact = RolloutAnswer.model_validate(service.rollout(precision="bf16"))
     assert answer.groups == exact.groups
-
-
-def test_prompts_beyond_what_the_model_reads_are_named(service: RunningService) -> None:
-    long = "two red circles and " * 10
-    answer = service.rollout(prompts=[f"{long} a cross", f"{long} a square", "a red circle"], count=2, steps=1)
-    first, second, short = answer["groups"]
-    assert first["truncated_tokens"] == second["truncated_tokens"] > 0
-    assert short["truncated_tokens"] is None
-    named = [line for line in service.log.read_text().splitlines() if "longer than the text encoder" in line]
-    assert "2 of 3 prompts" in named[-1]
-    assert "'p0', 'p1'" in named[-1]

@@ -23,7 +23,7 @@ Tensors = dict[str, torch.Tensor]
 
 _SIZE = struct.Struct("!Q")
 _JOB = ("tenant", "run", "model", "precision", "rewards", "external_rewards", "images")
-_SCORED = ("truncated_tokens", "switched", "switch", "generate", "reward", "server_seconds")
+_SCORED = ("switched", "switch", "generate", "reward", "server_seconds")
 _HOSTED = ("default_precision", "device")
 """Fields that cross as they are, of a job, a finished chunk and a hosted model."""
 

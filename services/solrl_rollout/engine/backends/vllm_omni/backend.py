@@ -122,11 +122,6 @@ class VllmOmniBackend:
             )
         self._adapter = adapter.digest, number
 
-    def truncated_tokens(self, prompt: str) -> int:
-        """Number of tokens at the prompt's end that every text encoder truncates."""
-        (unread,) = self._backbone.truncated_tokens([prompt])
-        return unread
-
     def generate(
         self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
     ) -> GeneratorOutput:
