@@ -232,8 +232,6 @@ class HostedStatus(Message):
     """Frames of a clip; absent for a model that makes images."""
     default_precision: Precision
     precisions: tuple[PrecisionInfo, ...]
-    at_once: dict[str, int] = Field(default_factory=dict)
-    """Batch limits below 24, set after running out of memory: per precision, and `rewards` for scoring."""
 
 
 class WorkerStatus(Message):

@@ -351,22 +351,12 @@ def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, e
 
 
 def describe(workers: Mapping[str, Sequence[HostedModel]]) -> list[HostedModel]:
-    """The models of workers, by their names, as the rest of the service sees them: with the lowest batch limits."""
-    return [_joined(models, ", ".join(workers)) for models in zip(*workers.values(), strict=True)]
-
-
-def _joined(models: Sequence[HostedModel], device: str) -> HostedModel:
-    if len(models) == 1:
-        return models[0]
-
-    def batch_limits() -> dict[str, int]:
-        lowest: dict[str, int] = {}
-        for model in models:
-            for part, limit in model.batch_limits().items():
-                lowest[part] = min(limit, lowest.get(part, limit))
-        return lowest
-
-    return replace(models[0], device=device, batch_limits=batch_limits)
+    """The models of workers, by their names, as the rest of the service sees them."""
+    device = ", ".join(workers)
+    return [
+        models[0] if len(models) == 1 else replace(models[0], device=device)
+        for models in zip(*workers.values(), strict=True)
+    ]
 
 
 def _identity(model: HostedModel) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 logger = logging.getLogger(__name__)
 
 SCORING = "rewards"
-"""Name of scoring in batch limits and metrics, where other parts are precisions."""
+"""Name of scoring in metrics, where other parts are precisions."""
 _UNKNOWN = "unknown"
 
 
@@ -140,7 +140,6 @@ class ModelRunner:
             default_precision=self._default_precision,
             adapter_layout=identity.adapter_layout,
             device=identity.device,
-            batch_limits=self._lowered_limits,
             remote_rewards=frozenset(rewards.names) - frozenset(rewards.computed_here),
         )
 
@@ -191,6 +190,3 @@ class ModelRunner:
             logger.warning(text, extra={"fields": {"model": self._name, "part": part}})
 
         return AdaptiveBatchSize(doing=doing, on_exhausted=on_exhausted)
-
-    def _lowered_limits(self) -> dict[str, int]:
-        return {part: batch.size for part, batch in list(self._batches.items()) if batch.size < CHUNK_SIZE}

@@ -27,7 +27,6 @@ class HostedModel:
         default_precision: precision that `auto` stands for.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
         device: description of the hardware.
-        batch_limits: returns the batch limits that were lowered when memory ran out, by precision or "rewards".
         remote_rewards: names of the rewards that reward servers compute.
     """
 
@@ -35,7 +34,6 @@ class HostedModel:
     default_precision: Precision
     adapter_layout: Mapping[str, tuple[int, int]]
     device: str
-    batch_limits: Callable[[], dict[str, int]]
     remote_rewards: frozenset[str] = frozenset()
 
 

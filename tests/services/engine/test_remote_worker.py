@@ -33,7 +33,7 @@ from tests.services.reward_servers import until
 from tests.support.adapters import random_adapter
 
 SETTINGS = RolloutSettings(rewards=(REWARD,), device="cpu")
-STATE: dict[str, Any] = {"limits": {}, "memory": {}}
+STATE: dict[str, Any] = {"memory": {}}
 FINISHED = encode_scored(ScoredChunk({REWARD: torch.ones(4)}, None, 0.0, False, 0.0, 1.0, 0.0))
 
 

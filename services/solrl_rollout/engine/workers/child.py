@@ -196,9 +196,8 @@ class Child(ChunkQueue):
             os._exit(1)
 
     def _state(self) -> dict[str, Any]:
-        """The worker's lowered batch limits and its GPU's memory."""
-        limits = {hosted.info.name: hosted.batch_limits() for hosted in self._hosted}
-        return {"limits": limits, "memory": {kind: size for _, kind, size in gpu_memory()}}
+        """The memory of the worker's GPU."""
+        return {"memory": {kind: size for _, kind, size in gpu_memory()}}
 
 
 def map_adapter(path: str) -> Adapter:

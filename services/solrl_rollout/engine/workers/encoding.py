@@ -101,7 +101,7 @@ def decode_error(problem: Header, retry_after: float | None) -> ProblemError:
 
 
 def encode_hosted(hosted: HostedModel) -> Header:
-    """A hosted model, without its batch limits."""
+    """A hosted model."""
     return _plain(hosted, _HOSTED) | {
         "info": hosted.info.model_dump(mode="json"),
         "adapter_layout": {module: list(shape) for module, shape in hosted.adapter_layout.items()},
@@ -109,14 +109,12 @@ def encode_hosted(hosted: HostedModel) -> Header:
     }
 
 
-def decode_hosted(header: Header, batch_limits: dict[str, dict[str, int]]) -> HostedModel:
-    """The hosted model; `batch_limits` of each model are read whenever they are asked for."""
-    info = ModelInfo.model_validate(header["info"])
+def decode_hosted(header: Header) -> HostedModel:
+    """The hosted model."""
     return HostedModel(
         **{name: header[name] for name in _HOSTED},
-        info=info,
+        info=ModelInfo.model_validate(header["info"]),
         adapter_layout={module: (outs, ins) for module, (outs, ins) in header["adapter_layout"].items()},
-        batch_limits=lambda: batch_limits.get(info.name, {}),
         remote_rewards=frozenset(header["remote_rewards"]),
     )
 

@@ -120,7 +120,6 @@ class RemoteWorker:
         self._connection: Connection
         self._running = False
         self._closed = False
-        self._limits: dict[str, dict[str, int]] = {}
         self._ids = itertools.count()
         self._begin()
 
@@ -303,7 +302,7 @@ class RemoteWorker:
         match header["is"]:
             case "loaded":
                 self._note(header)
-                self._loaded.set_result([decode_hosted(one, self._limits) for one in header["hosted"]])
+                self._loaded.set_result(list(map(decode_hosted, header["hosted"])))
             case "unloadable":
                 kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSError}
                 self._loaded.set_exception(kinds.get(header["error"], RuntimeError)(header["text"]))
@@ -341,7 +340,6 @@ class RemoteWorker:
             ping.set_result(None)
 
     def _note(self, header: Header) -> None:
-        self._limits.update(header["limits"])
         self._metrics.worker_memory(self.name, header["memory"])
 
     def _stop(self) -> str:

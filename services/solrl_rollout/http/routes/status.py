@@ -116,7 +116,6 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
             HostedStatus(
                 **hosted.info.model_dump(include=set(HostedStatus.model_fields)),
                 default_precision=hosted.default_precision,
-                at_once=hosted.batch_limits(),
             )
             for hosted in service.hosted.values()
         ),
