@@ -9,9 +9,8 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import Merger, adapter_layout, target_modules
 from solrl_core.precision import QuantLinear, apply_policy, quantize_dequantize
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.noise import initial_noise
 from tests.core.lora_helpers import random_adapter, with_peft
-from torch import Tensor, nn
+from torch import nn
 
 
 def test_a_pattern_matches_whole_names() -> None:
@@ -73,33 +72,11 @@ def test_quantised_layers_requantise_the_float32_sum_in_place(backbone: Backbone
         assert ((ours[name] - expected).abs() < 1e-5 * expected.abs().max()).float().mean() > 0.999
 
 
-SEEDS = [3, 14, 159]
-
-
-@pytest.fixture(scope="module")
-def on_grid() -> Backbone:
-    """A miniature whose quantised weights lie on the NVFP4 grid."""
-    return load_backbone("mini-sd3")
-
-
-@pytest.fixture(scope="module")
-def small(on_grid: Backbone) -> Adapter:
-    """A small change of every target."""
-    return random_adapter(on_grid, 0, size=0.02)
-
-
-def velocity(generator: Generator) -> Tensor:
-    backbone = generator.backbone
-    x, at = initial_noise(SEEDS, backbone.latent_shape), torch.tensor([1.0, 0.5, 0.1])
-    with torch.no_grad():
-        found: Tensor = backbone.velocity(generator.transformer, x, at, backbone.encode(["a red circle"] * 3))
-    return found
-
-
 @torch.no_grad()
-def test_little_of_a_small_change_survives_on_the_grid(on_grid: Backbone, small: Adapter) -> None:
-    """As docs/precision.md says of weights that lie on the NVFP4 grid."""
-    generator = Generator(on_grid, "nvfp4")
+def test_little_of_a_small_change_survives_on_the_grid() -> None:
+    """As docs/precision.md says of weights that lie on the NVFP4 grid, as this miniature's do."""
+    generator = Generator(load_backbone("mini-sd3"), "nvfp4")
+    small = random_adapter(generator.backbone, 0, size=0.02)
     wanted, found = [], []
     for name in generator.layout:
         layer = generator.transformer.get_submodule(name)
@@ -111,16 +88,3 @@ def test_little_of_a_small_change_survives_on_the_grid(on_grid: Backbone, small:
             found.append((layer(x) - base).flatten())
             wanted.append((x @ small.delta(name).T).flatten())
     assert float((torch.cat(found) - torch.cat(wanted)).norm() / torch.cat(wanted).norm()) > 0.8
-
-
-def test_the_base_and_merged_adapters_come_back_and_candidates_need_no_batch(on_grid: Backbone, small: Adapter) -> None:
-    nvfp4, fresh = Generator(on_grid, "nvfp4"), Generator(on_grid, "nvfp4")
-    base = velocity(nvfp4)
-    fresh.set_adapter(small)
-    nvfp4.set_adapter(small)
-    assert torch.equal(velocity(nvfp4), velocity(fresh))
-    together = nvfp4.generate("a red circle", range(12), steps=2, decode=False).latents
-    apart = [nvfp4.generate("a red circle", part, steps=2, decode=False).latents for part in (range(5), range(5, 12))]
-    assert torch.equal(together, torch.cat(apart))
-    nvfp4.set_adapter(None)
-    assert torch.equal(velocity(nvfp4), base)

@@ -14,6 +14,7 @@ from solrl_proto.identifiers import Precision
 from solrl_rollout.cli import main
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import RolloutSettings, parse_model
+from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -39,7 +40,7 @@ def test_no_row_of_a_small_model_reads_zero(precisions: list[str]) -> None:
 @pytest.mark.slow
 def test_several_precisions_share_the_clean_base() -> None:
     both, *alone = (
-        plan_memory(load_skeleton("mini-sana"), precisions, 12)
+        plan_memory(load_skeleton(small_model()), precisions, 12)
         for precisions in (EXPLORED_AND_REGENERATED, *([one] for one in EXPLORED_AND_REGENERATED))
     )
     assert both.weights == alone[0].weights | alone[1].weights
@@ -52,13 +53,13 @@ def test_several_precisions_share_the_clean_base() -> None:
 def test_the_plan_of_several_precisions_is_what_a_service_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In BF16, as on a GPU."""
     monkeypatch.setattr("solrl_rollout.engine.backends.load_backbone", partial(load_backbone, dtype=torch.bfloat16))
-    backend = load_backend(parse_model("mini-sana"), RolloutSettings(device="cpu"))
+    backend = load_backend(parse_model(small_model()), RolloutSettings(device="cpu"))
     for precision in EXPLORED_AND_REGENERATED:
         backend.set_adapter(precision, None)
     served = {f"served, {name}": generator.transformer for name, generator in backend._generators.items()}
     held = weight_bytes({**modules_of(backend.backbone), **served})
     # diffusers keeps some weights in float32.
-    assert plan_memory(load_skeleton("mini-sana"), EXPLORED_AND_REGENERATED, 12).weights == pytest.approx(
+    assert plan_memory(load_skeleton(small_model()), EXPLORED_AND_REGENERATED, 12).weights == pytest.approx(
         held, rel=0.01
     )
 
@@ -66,7 +67,7 @@ def test_the_plan_of_several_precisions_is_what_a_service_holds(monkeypatch: pyt
 def test_the_plan_is_written_and_a_precision_counts_once(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     words = ("--precision", "bf16", "nvfp4", "bf16", "--out", str(out))
-    accepted(main, "memory", "--model", "mini-sana", *words)
+    accepted(main, "memory", "--model", small_model(), *words)
     weights = json.loads(out.read_text())["weights"]
     assert [name for name in weights if name.startswith("served")] == ["served, bf16", "served, nvfp4"]
 

@@ -1,7 +1,6 @@
 """Rollouts over HTTP: repeatable, independent of batching, and the same images as in process."""
 
 import numpy as np
-import torch
 from scipy.stats import spearmanr
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
@@ -42,11 +41,6 @@ def test_rank_does_not_depend_on_batching(service: RunningService) -> None:
     assert spearmanr(together, apart).statistic >= 0.99
     assert spearmanr(np.array(together)[order], shuffled).statistic >= 0.99
     assert len(set(together)) > 90
-
-
-def as_pixels(images: torch.Tensor) -> np.ndarray:
-    """Images of this process as `pixels` has those of an answer."""
-    return (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int)
 
 
 def test_models_lists_digests_noise_and_precisions(service: RunningService, backbone: Backbone) -> None:
