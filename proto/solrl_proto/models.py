@@ -60,8 +60,6 @@ class ModelInfo(Message):
     digests: dict[str, Digest]
     """Part name (transformer, text_encoder, tokenizer, vae, scheduler, reward:<name>) to digest."""
     rewards: tuple[str, ...]
-    reward_dtype: str | None = None
-    """Number format of the weights of rewards whose options give none; null for each reward's own."""
     precisions: tuple[PrecisionInfo, ...]
     lora_targets: tuple[str, ...]
     arithmetic: dict[str, str] | None = None

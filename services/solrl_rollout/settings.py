@@ -116,12 +116,9 @@ class Hosting(BaseSettings):
         dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
     ] = Field(default_factory=dict)
     """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
+    Without a dtype, weights are bfloat16 on a GPU, and of each reward's own on a CPU.
     at, timeout and batch_size for rewards of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
-
-    reward_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights of rewards whose options give none.
-    auto is bfloat16 on a GPU, and on a CPU each reward's own."""
 
     reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT. They get
@@ -144,7 +141,7 @@ class RolloutSettings(HttpSettings, Hosting):
             *("model", "device", "gpus", "workers", "engine", "engine_options", "precision", "emulate"),
             *("height", "width", "frames", "layers", "checks"),
         ),
-        "rewards": ("rewards", "reward_options", "reward_dtype", "reward_hosts"),
+        "rewards": ("rewards", "reward_options", "reward_hosts"),
         "access": ACCESS,
         "store": ("redis_url", "redis_url_file", "retain"),
     }
@@ -241,9 +238,7 @@ class RolloutSettings(HttpSettings, Hosting):
 
     @property
     def dtype_of_rewards(self) -> str | None:
-        """Number format of the rewards' weights; None for each reward's own."""
-        if self.reward_dtype != "auto":
-            return self.reward_dtype
+        """Number format of the weights of rewards whose options give none; None for each reward's own."""
         return "bfloat16" if self.torch_device.startswith("cuda") else None
 
     @property

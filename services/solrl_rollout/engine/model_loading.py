@@ -103,9 +103,7 @@ def _load_model(
         loaded = _tried_rewards(settings, options, rewards)
         requested = None if settings.precision == "auto" else settings.precision
         default, fidelity = choose_precision(spec.name, backend, loaded, requested, settings.checks_folder)
-        return ModelRunner(
-            spec.name, backend, ChunkScorer(loaded), default, settings.dtype_of_rewards, metrics, fidelity
-        )
+        return ModelRunner(spec.name, backend, ChunkScorer(loaded), default, metrics, fidelity)
     except BaseException:
         backend.close()
         raise

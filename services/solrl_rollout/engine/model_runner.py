@@ -34,7 +34,6 @@ class ModelRunner:
         backend: Backend,
         scorer: ChunkScorer,
         default_precision: Precision,
-        reward_dtype: str | None,
         metrics: RolloutMetrics,
         fidelity: RankFidelity | None = None,
     ) -> None:
@@ -42,7 +41,6 @@ class ModelRunner:
 
         Args:
             default_precision: precision that `auto` stands for.
-            reward_dtype: number format of the weights of rewards whose options give none; None for each reward's own.
             fidelity: rank fidelity of the default precision, if it was measured.
         """
         self.backend = backend
@@ -54,7 +52,7 @@ class ModelRunner:
         self._batches = {SCORING: scorer.batch}
         self._served: dict[Precision, str | None] = {}
         """Digest of the adapter that each precision serves; None for the base model."""
-        self.hosted = self._describe(reward_dtype, fidelity)
+        self.hosted = self._describe(fidelity)
 
     def generate(
         self, chunk: Chunk, between: Callable[[], None], wait_for_scoring: Callable[[], bool] = lambda: False
@@ -113,7 +111,7 @@ class ModelRunner:
         for size in self.backend.batch_sizes(self._batch(job.precision).size)[1:]:
             run(size)
 
-    def _describe(self, reward_dtype: str | None, fidelity: RankFidelity | None) -> HostedModel:
+    def _describe(self, fidelity: RankFidelity | None) -> HostedModel:
         identity, capabilities, rewards = self.backend.identity, self.backend.capabilities, self.scorer.rewards
         info = ModelInfo(
             name=self._name,
@@ -124,7 +122,6 @@ class ModelRunner:
             latent_shape=identity.latent_shape,
             digests={**identity.digests, **rewards.digests()},
             rewards=rewards.names,
-            reward_dtype=reward_dtype,
             precisions=tuple(
                 entry.model_copy(update={"rank_fidelity": fidelity})
                 if entry.precision == self._default_precision

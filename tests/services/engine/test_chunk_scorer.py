@@ -100,5 +100,5 @@ def test_the_warm_up_scores_with_a_reward_of_texts_and_without_one_of_metadata()
         raise AssertionError
 
     scorer = ChunkScorer(RewardSet({"ocr": ocr, "geneval": geneval}))
-    ModelRunner("model", FakeBackend(), scorer, "bf16", None, RolloutMetrics()).warm_up()
+    ModelRunner("model", FakeBackend(), scorer, "bf16", RolloutMetrics()).warm_up()
     assert set(judged) == {"A"}

@@ -50,7 +50,6 @@ def test_models_lists_digests_noise_and_precisions(service: RunningService, back
     ours |= RewardSet.load(["clipscore"], backbone).digests()
     check_digests(model.digests, ours)
     assert set(model.digests) == set(ours)
-    assert model.reward_dtype is None
     check_noise_contract(listed.noise)
     assert (model.name, model.family, model.rewards) == ("mini-sana", "sana", ("clipscore",))
     shares = {info.precision: info.quantized_share for info in model.precisions}

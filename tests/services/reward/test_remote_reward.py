@@ -268,7 +268,6 @@ def test_settings_name_a_server_with_the_reward() -> None:
     assert given.options_of_rewards == options | {"imagereward": {"at": "http://a:1"}, "m:x": {"at": "https://c"}}
     assert given.reward_options == options
     assert (given.dtype_of_rewards, RolloutSettings(device="cuda:1").dtype_of_rewards) == (None, "bfloat16")
-    assert RolloutSettings(device="cuda", reward_dtype="float32").dtype_of_rewards == "float32"
     for wrong in (("a@http://x", "a"), ("a@http://x", "a@http://y"), ("@http://x",), ("a@",)):
         with pytest.raises(ValueError, match=r"got (a )?reward"):
             RolloutSettings(rewards=wrong)
