@@ -16,6 +16,7 @@ from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.stopping import reason_to_stop
 from solrl_trainer.records.progress import result_table
+from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
@@ -87,7 +88,11 @@ def test_a_run_ends_at_its_plateau_and_exports_its_best_version(
             assert end in (output / name).read_text()
         assert "not finished" not in (output / "report.html").read_text()
 
-    first = run(config)
+    reported: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "ended", lambda _, why: reported.append(why))
+        first = run(config)
+    assert reported == [reason]
     ended(first)
     console = Console(width=200, record=True)
     console.print(result_table(first))
