@@ -234,15 +234,14 @@ def _same_draws(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     rows = [row for row in stored["rows"] if row["stage"] == "confirm"]
-    seeds = sorted({row["seed"] for row in rows})
-    first = of_recipes([row for row in rows if row["seed"] in seeds[: len(seeds) // 2]])[POOLED][FAST]
+    before = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm, before"])[POOLED][FAST]
     of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
     falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
     names = {FAST: "fast", BASELINE: "base", STEEP: "steep", PLAIN: "twelve", UNEXPLORED: "four", SOL_RL: "sol_rl"}
     return {
         **{name: pooled[arm] | {"speed_up": pooled[arm]["time"]["flux"]["90%"]} for arm, name in names.items()},
-        "first": first["time"]["flux"]["90%"],
+        "before": before["time"]["flux"]["90%"],
         "ahead": {
             names[arm]: series(
                 (world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["90%"]["low"] > 1)

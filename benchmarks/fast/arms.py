@@ -60,6 +60,8 @@ FAST_UPDATE: Changes = {
     "algorithm.beta_iterations": 30,
     "algorithm.kl_weight": 0.0,
     "optimizer.warmup_iterations": 3,
+    "optimizer.cosine_power": 2.0,
+    "optimizer.beta2": 0.99,
     "policy.decay_rate": 1.0,
     "policy.decay_max": 0.4,
 }

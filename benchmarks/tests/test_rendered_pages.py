@@ -99,10 +99,11 @@ def test_the_index_of_results_quotes_the_confirmed_figures(arm: str) -> None:
 def test_the_readme_quotes_the_confirmed_figures() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{times(CONFIRMED['fast']['time']['flux']['90%'])}](docs/findings.md#a-quicker-recipe)" in text
-    assert "a factor of two" in text
-    assert 2 <= CONFIRMED["best plain"]["over"]["90%"]["mean"] < 2.5
+    assert f"a factor of {CONFIRMED['best plain']['over']['90%']['mean']:.1f}," in text
     six = figures(partial(evidence.read, RESULTS))["fast"]["six_steps"]["mean"]
     assert f"[{six:.1f} ×](docs/findings.md#a-quicker-recipe)" in text
+    assert round(six) == 6
+    assert "about a sixth of its time" in text
 
 
 @pytest.mark.parametrize("page", ["load.md", "hardening.md"])

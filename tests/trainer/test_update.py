@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from solrl_core.adapter import lora_b_key
@@ -275,7 +276,10 @@ def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, upd
     for iteration in range(6):
         train_on(samples, policy, backbone, optimizer, config, iteration)
         rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01 * (1 + 0.5**0.5) / 2, 0.005, 0.01 * (1 - 0.5**0.5) / 2])
+    factors = np.array([1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])
+    assert rates == pytest.approx([0.005, 0.01, *(0.01 * factors)])
+    steep = tiny_config(*words, "optimizer.cosine_iterations=4", "optimizer.cosine_power=2", "iterations=4").optimizer
+    assert [steep.rate(iteration) for iteration in range(4)] == pytest.approx(0.01 * factors**2)
 
 
 @pytest.mark.parametrize("updates", [1, 2])

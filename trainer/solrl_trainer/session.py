@@ -167,6 +167,11 @@ def check_ranks(config: RunConfig, world: Communicator) -> None:
 def connect(config: RunConfig, source: Source, train: PromptSet, held_out: PromptSet) -> Session:
     """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser."""
     models, optimizer = source.device.models, config.optimizer
-    adamw = torch.optim.AdamW(models.policy.parameters, lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay)
+    adamw = torch.optim.AdamW(
+        models.policy.parameters,
+        lr=optimizer.learning_rate,
+        betas=(0.9, optimizer.beta2),
+        weight_decay=optimizer.weight_decay,
+    )
     updater = Updater(models.backbone, models.policy, adamw, source.device.algorithm, config, models.world)
     return Session(config, source, updater, train, held_out)

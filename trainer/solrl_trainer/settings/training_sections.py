@@ -40,6 +40,10 @@ class Optimizer(Section):
     cosine_iterations: Positive | Literal["all"] | None = None
     """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: the run's;
     null: it is constant."""
+    cosine_power: Annotated[float, Field(gt=0)] = 1.0
+    """Power of the cosine's factor, which falls from 1 to 0; above 1, the learning rate falls sooner."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's second beta; with a smaller one, the size of steps follows growing gradients sooner."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -65,7 +69,8 @@ class Optimizer(Section):
             return self.learning_rate * (iteration + 1) / warmup
         if end is None:
             return self.learning_rate
-        return self.learning_rate * (1 + math.cos(math.pi * (iteration - warmup) / (end - warmup))) / 2
+        factor = (1 + math.cos(math.pi * (iteration - warmup) / (end - warmup))) / 2
+        return self.learning_rate * factor**self.cosine_power
 
 
 class PolicySettings(Section):
