@@ -60,14 +60,6 @@ def geneval(folder: Path) -> GenEval:
     return GenEval(str(folder), CLIP)
 
 
-@pytest.fixture
-def scene(geneval: GenEval, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DetectedObject]]:
-    """Objects by the colour of an image's first pixel, in place of those that the detector finds."""
-    found: dict[str, list[DetectedObject]] = {}
-    monkeypatch.setattr(geneval._detector, "find", lambda image, least: found[f"{image.getpixel((0, 0))[0]}"])
-    return found
-
-
 def picture(*shades: int) -> torch.Tensor:
     return torch.tensor(shades)[:, None, None, None].expand(-1, 3, 32, 32) / 255
 
@@ -93,9 +85,11 @@ def test_the_detector_gives_what_transformers_gives(folder: Path) -> None:
     assert [one.score for one in found] == pytest.approx(shares[kept].max(-1).values.tolist())
 
 
-def test_images_are_scored_by_their_own_metadata(geneval: GenEval, scene: dict[str, list[DetectedObject]]) -> None:
+def test_images_are_scored_by_their_own_metadata(geneval: GenEval, monkeypatch: pytest.MonkeyPatch) -> None:
     dog, other = DetectedObject("dog", 0.95, 0, 0, 9, 9), DetectedObject("dog", 0.92, 20, 0, 29, 9)
-    scene |= {"10": [dog], "20": [dog, other], "30": []}
+    # Objects by the colour of an image's first pixel, in place of those that the detector finds.
+    scene = {10: [dog], 20: [dog, other], 30: []}
+    monkeypatch.setattr(geneval._detector, "find", lambda image, least: scene[image.getpixel((0, 0))[0]])
     one = {"tag": "single_object", "include": [{"class": "dog", "count": 1}]}
     two = {"tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}]}
     rewards = RewardSet({"geneval": geneval})

@@ -20,11 +20,6 @@ from solrl_core.rewards.reward import checks_prompts, first_fault, prompt_fault,
 from tests.core.rewards.reward_helpers import CLIP, HPSV2, IMAGEREWARD
 
 
-@pytest.fixture(scope="module")
-def clipscore() -> ClipScore:
-    return ClipScore(CLIP)
-
-
 def giving(values: Any) -> Reward:
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         found: torch.Tensor = values(images) if callable(values) else values
@@ -128,12 +123,12 @@ def test_the_digest_of_a_class_covers_its_options(backbone: Backbone) -> None:
     assert digests[0] == digests[1] == digests[2] != digests[3] == digests[4]
 
 
-def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: ClipScore) -> None:
+def test_each_reward_is_loaded_once_and_digested(backbone: Backbone) -> None:
     rewards = RewardSet.load(["verifier", "clipscore", "verifier"], backbone)
     assert rewards.names == ("verifier", "clipscore")
     digests = rewards.digests()
     assert digests.keys() == {"reward:verifier", "reward:clipscore"}
-    assert digests["reward:clipscore"] == clipscore.digest
+    assert digests["reward:clipscore"] == ClipScore(CLIP).digest
     assert digests["reward:verifier"].startswith("sha256:")
 
 

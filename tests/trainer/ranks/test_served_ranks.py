@@ -27,20 +27,10 @@ def train(size: int, service: RunningService, folder: Path, *settings: str) -> N
     assert run(size, words, log) == 0, log.read_text()
 
 
-@pytest.fixture(scope="module")
-def alone(small_service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run of one process whose service explores every prompt."""
-    folder = tmp_path_factory.mktemp("served") / "alone"
-    train(1, small_service, folder)
-    return folder
-
-
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.release), 0.5])
-def test_ranks_explore_a_share_beside_a_service(
-    share: float, alone: Path, small_service: RunningService, tmp_path: Path
-) -> None:
-    folder = tmp_path / f"ranks-{share}"
-    train(RANKS, small_service, folder, f"explore.share={share}")
+def test_ranks_explore_a_share_beside_a_service(small_service: RunningService, tmp_path: Path) -> None:
+    alone, folder = tmp_path / "alone", tmp_path / "ranks"
+    train(1, small_service, alone)
+    train(RANKS, small_service, folder, "explore.share=0.5")
     assert same_weights(folder, alone, ITERATIONS)
     assert iterations(folder) == iterations(alone)
     lines = [line for line in small_service.log.read_text().splitlines() if f"/v1/runs/{folder.name}/adapters/" in line]

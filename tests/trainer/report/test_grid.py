@@ -10,12 +10,6 @@ from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corn
 from tests.trainer.run_folders import PAIRS, PROMPTS, sample_images, write_gallery
 
 
-@pytest.fixture
-def gallery(tmp_path):
-    write_gallery(tmp_path)
-    return load_gallery(tmp_path)
-
-
 def pixels(path):
     return np.asarray(Image.open(path).convert("RGB")).astype(float)
 
@@ -49,7 +43,10 @@ def test_every_image_is_in_its_place_and_marks_are_green_for_right_and_red_for_w
             assert (ink[1] > ink[0]) == good
 
 
-def test_the_heading_names_the_run_and_what_it_trained(tmp_path, gallery):
+def test_the_heading_names_the_run_and_what_it_trained(tmp_path):
+    write_gallery(tmp_path)
+    gallery = load_gallery(tmp_path)
+
     def heading(name, about):
         return pixels(write_grid(gallery, tmp_path / "grid.png", name, about))[:HEADING]
 

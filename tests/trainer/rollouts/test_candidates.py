@@ -29,17 +29,10 @@ def generator(loaded: Backbone) -> Generator:
     return Generator(loaded, "bf16")
 
 
-@pytest.fixture(scope="module")
-def scorer(loaded: Backbone) -> SampleScorer:
-    return SampleScorer(
-        Scorer(RewardSet.load(["clipscore"], loaded)),
-        ["clipscore"],
-        [RewardSpec(name="clipscore")],
-        SideStream(torch.device("cpu")),
-    )
-
-
-def test_candidates_have_the_scores_of_their_group_and_images(generator: Generator, scorer: SampleScorer) -> None:
+def test_candidates_have_the_scores_of_their_group_and_images(generator: Generator) -> None:
+    rewards = RewardSet.load(["clipscore"], generator.backbone)
+    trained, stream = [RewardSpec(name="clipscore")], SideStream(torch.device("cpu"))
+    scorer = SampleScorer(Scorer(rewards), ["clipscore"], trained, stream)
     maker = GroupSampler(Sampler(generator, lambda: PLAN), scorer)
     group, other = maker.groups([PROMPT, OTHER], [SEEDS, SEEDS])
     assert (group.prompt, list(group.seeds), group.samples) == (PROMPT, list(SEEDS), None)
