@@ -39,8 +39,7 @@ class MemoryPlan:
 
     Attributes:
         weights: part → bytes; "transformer" is the clean base, "served, bf16" what its generator in BF16 adds,
-            "unmerged adapter" one that is kept beside quantised weights, "packed decoder" the copies of weights that
-            its kernels take on a GPU, from Hopper on.
+            "packed decoder" the copies of weights that its kernels take on a GPU, from Hopper on.
         prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
