@@ -173,7 +173,7 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
     """Model, recipe and trainer → the rows of its timed parts."""
     timed: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in rows:
-        if row["part"] in ("sample", "train"):
+        if not row["part"].startswith("learning"):
             timed.setdefault((row["model"], row["recipe"], row["trainer"]), {})[row["part"]] = row
     return timed
 
