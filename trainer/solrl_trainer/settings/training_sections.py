@@ -70,7 +70,7 @@ class Optimizer(Section):
         if end is None:
             return self.learning_rate
         factor = (1 + math.cos(math.pi * (iteration - warmup) / (end - warmup))) / 2
-        return self.learning_rate * factor**self.cosine_power
+        return self.learning_rate * math.pow(factor, self.cosine_power)
 
 
 class PolicySettings(Section):
