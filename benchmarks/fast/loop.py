@@ -19,7 +19,7 @@ from support.results import device_name
 from support.true_size import written
 from training_phase import PRESETS
 
-from fast.cost import RESULTS, SHAPES, seconds_of_prompt
+from fast.cost import RESULTS, SHAPES
 
 SETTINGS = (
     "prompts=shapes",
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def store(model: str, folder: Path, out: Path) -> None:
-    """Add the last iteration of a run's folder to fast.json: its phases, its time by the clock, and computed phases."""
+    """Add the last iteration of a run's folder to fast.json: its phases, and its time by the clock."""
     config = resolve(f"{PRESETS[model]}/fast/hpsv2", overrides=["explore.precision=fp8"]).config
     lines = read_metrics(folder / "metrics.jsonl")
     *_, before, iteration, after = (line for line in lines if line["event"] in ("push", "iteration"))
@@ -66,7 +66,6 @@ def store(model: str, folder: Path, out: Path) -> None:
         "steps": config.explore.steps,
         "seconds": iteration["seconds"] | after["seconds"],
         "clock": after["time"] - before["time"],
-        "computed": {name: value * config.explore.prompts for name, value in seconds_of_prompt(config, model).items()},
     }
     path.write_text(json.dumps(stored) + "\n")
 

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from support.results import table
 
 from fast.arms import BASELINE, FAST, PLAIN, STAGES, UNEXPLORED
-from fast.cost import SHAPES, fast_run, seconds_of_prompt
+from fast.cost import SHAPES, fast_run, seconds_of_iteration, seconds_of_prompt
 
 Row = Mapping[str, Any]
 LABELS = {PLAIN: "12-in-12", UNEXPLORED: "4-in-4"}
@@ -108,7 +108,7 @@ def _loop(loop: Mapping[str, Mapping[str, Any]]) -> str:
             row["steps"],
             *(f"{row['seconds'][phase]:.1f}" for phase in phases),
             f"{row['clock']:.1f}",
-            f"{sum(row['computed'].values()):.1f}",
+            f"{seconds_of_iteration(fast_run(model), model):.1f}",
             f"{row['clock'] / row['prompts']:.2f}",
         )
         for model, row in loop.items()

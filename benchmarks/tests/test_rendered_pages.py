@@ -22,7 +22,6 @@ from fast.page import POOLED
 from fast.page import figures as of_recipes
 from fast.page import page as page_of_recipes
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config, plan_file
-from solrl_trainer.commands.layout import RATES, measuring, scaled_rates, stages
 from solrl_trainer.run_folder.figures import READ_RIGHT
 from solrl_trainer.settings.presets import resolve
 from tests.trainer.run_folders import iteration_line
@@ -128,17 +127,6 @@ def test_the_readme_says_how_long_a_run_of_fast_takes() -> None:
         run, clock = fast_run(shape), evidence.read(RESULTS, "fast")["loop"][shape]["clock"]
         assert of_run == f"{hours_of_run(run, shape):.1f} h"
         assert of_iteration == f"{seconds_of_iteration(run, shape):.0f} s, {clock:.0f} s"
-
-
-@pytest.mark.parametrize("gpu", ["H100", "A100", "L40S", "RTX 4090"])
-def test_the_readme_says_the_hours_of_layout_on_other_gpus(gpu: str) -> None:
-    precision = "bf16" if gpu in ("L40S", "RTX 4090") else "auto"
-    for model, cell in zip(MODELS.values(), readme_row(gpu), strict=True):
-        run = resolve(f"{model}/fast/imagereward", overrides=[f"explore.precision={precision}"]).config
-        rates = scaled_rates(RATES[model], gpu)
-        seconds = run.iterations * run.explore.prompts * stages(run, rates).total + measuring(run, rates)
-        if not cell.startswith("lacks"):
-            assert float(cell.split()[0]) == pytest.approx(seconds / 3600, rel=0.05)
 
 
 def test_the_readme_quotes_peers_own_trainers() -> None:

@@ -47,22 +47,36 @@ def test_a_run_without_a_pull_to_the_reference_omits_its_pass() -> None:
     assert stages(free, rates).train == 4 * 4 * 0.75
 
 
-def test_the_hours_of_memory_md_are_those_of_the_command() -> None:
-    text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+def test_all_pages_say_the_hours_of_layout_and_the_same_plan() -> None:
+    text, readme, guide, speed, people = (
+        (ROOT / page).read_text(encoding="utf-8")
+        for page in ("docs/memory.md", "README.md", "docs/train.md", "docs/evidence/speed.md", "docs/five-people.md")
+    )
     gpus = re.findall(r"\| ([A-Z][\w ]+), \d+ GB", text)
     assert len(gpus) == 5
-    for name, model in {"FLUX.1": "flux1", "SD3.5-Large": "sd3", "SANA 1.6B": "sana"}.items():
+    in_readme = {gpu: re.findall(rf"^\| {gpu}, .*", readme, re.MULTILINE)[0].split(" | ")[1:] for gpu in gpus}
+    for column, (name, model) in enumerate({"FLUX.1": "flux1", "SD3.5-Large": "sd3", "SANA 1.6B": "sana"}.items()):
         (row,) = re.findall(rf"^\| {re.escape(name)}, \S+² \| (.*) \|$", text, re.MULTILINE)
         for gpu, cell in zip(gpus, row.split(" | "), strict=True):
+            shown = in_readme[gpu][column].removesuffix(" |")
             if cell == "does not fit":
+                assert shown.startswith("lacks")
                 continue
+            assert shown == cell
             hours, blocks = re.findall(r"[\d.]+ h|\(\d+", f"{cell} (0")[:2]
-            sets = [f"optimizer.activation_checkpointing={blocks[1:]}"]
-            sets += ["explore.precision=bf16"] if gpu in ("A100", "L40S", "RTX 4090") else []
-            words = [word for one in sets for word in ("--set", one)]
-            printed = layout("--preset", f"{model}/fast/imagereward", "--gpus", "1", "--scaled-to", gpu, *words)
-            (computed,) = re.findall(r"without a service, ([\d.]+) h", printed)
-            assert f"{float(computed):.1f} h" == hours, (name, gpu)
+            changes = [f"optimizer.activation_checkpointing={blocks[1:]}"]
+            changes += ["explore.precision=bf16"] if gpu in ("A100", "L40S", "RTX 4090") else []
+            run = resolve(f"{model}/fast/imagereward", overrides=changes).config
+            rates = scaled_rates(RATES[model], gpu)
+            seconds = run.iterations * run.explore.prompts * stages(run, rates).total + measuring(run, rates)
+            assert f"{seconds / 3600:.1f} h" == hours, (name, gpu)
+    (recomputing,) = re.findall(r"\((\d+) of", in_readme["H100"][0])
+    assert f"{recomputing} of 57 blocks" in guide
+    assert f"{recomputing} of FLUX.1's 57 blocks" in speed
+    for runs in (5, 6, 7):
+        printed = layout("--preset", "flux1/fast/imagereward", "--gpus", "8", "--runs", str(runs))
+        for hours in re.findall(r"service, ([\d.]+) h per run", printed)[:: 1 if runs == 5 else -2]:
+            assert f" {hours}" in people
 
 
 def test_blocks_that_recompute_take_their_part_of_a_pass_again() -> None:
@@ -169,9 +183,7 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
     rows = json.loads((ROOT / "benchmarks/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
     own = {row["part"]: row for row in rows if row["model"] == measured and row["gpus"] == 1}
     six, four, naive = (own[way]["explore"] for way in ("sol_rl", "sol_rl, 4 fitted steps", "naive"))
-    runs = json.loads((ROOT / "benchmarks/results/true_run.json").read_text(encoding="utf-8"))["runs"]
-    run = runs[("" if measured == "flux" else f"{measured}: ") + "both, 4 fitted steps"]
-    point = run["medians"]["train"] / run["prompts"] / 24 / points
+    point = own["training"]["s"] / 24 / points
     passes = json.loads((ROOT / "benchmarks/results/training_phase.json").read_text(encoding="utf-8"))["rows"]
     one = next(row for row in passes if (row["model"], row.get("way")) == (measured, "solrl"))
     reference = point * one["reference"] / (one["current"] + one["old"] + one["reference"])
@@ -183,18 +195,16 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
 
 
 def test_the_command_tells_of_whole_iterations_and_of_a_fitted_plan() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
     loop = json.loads((ROOT / "benchmarks/results/fast.json").read_text(encoding="utf-8"))["loop"]
-    longer, of_fast = [], []
+    longer = []
     for model, measured in (("flux1", "flux"), ("sd3", "sd3"), ("sana", "sana")):
         fast = resolve(f"{model}/fast/imagereward", overrides=["explore.precision=fp8"]).config
-        of_fast.append(loop[measured]["clock"] / (fast.explore.prompts * stages(fast, RATES[model]).total) - 1)
-        config = resolve(f"{model}/sol_rl/imagereward").config
-        own = {row["part"]: row["s"] for row in rows if row["model"] == measured and row["gpus"] == 1}
-        longer.append((own["sol_rl"] + own["training"]) / stages(config, RATES[model]).total - 1)
+        longer.append(loop[measured]["clock"] / (fast.explore.prompts * stages(fast, RATES[model]).total) - 1)
     shown = layout("--preset", "flux1/sol_rl/hpsv2")
-    assert f"of sol_rl took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in shown
-    assert f"of fast {100 * min(of_fast):.0f} to {100 * max(of_fast):.0f} %" in shown
+    assert f"of fast took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer".replace("-", "−") in shown
+    first, second, third = (f"{100 * each:+.0f}".lstrip("+") for each in longer)
+    page = (ROOT / "docs/many-gpus.md").read_text(encoding="utf-8")
+    assert f"`fast` took [{first}, +{second} and +{third} %]".replace("-", "−") in page
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2")
     (hours,) = re.findall(r"^with 4 steps .* ([\d.]+) h per run$", layout(*words), re.MULTILINE)
     shown = layout(*words, "--set", "explore.steps=4")

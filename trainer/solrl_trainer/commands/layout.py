@@ -53,12 +53,12 @@ class Rates:
 
 
 RATES = {
-    "flux1": Rates(bf16=0.0275244, fp8=0.0152543, image=0.0128756, point=0.120703, reference=0.0277521),
-    "sd3": Rates(bf16=0.0568993, fp8=0.0364518, image=0.0297731, point=0.275597, reference=0.0574447),
-    "sana": Rates(bf16=0.006702, fp8=0.00396621, image=0.0217824, point=0.0304968, reference=0.00606755),
+    "flux1": Rates(bf16=0.0275244, fp8=0.0152543, image=0.0128756, point=0.128892, reference=0.0296348),
+    "sd3": Rates(bf16=0.0568993, fp8=0.0364518, image=0.0297731, point=0.294271, reference=0.061337),
+    "sana": Rates(bf16=0.006702, fp8=0.00396621, image=0.0217824, point=0.0369161, reference=0.00734472),
 }
-"""Model of the presets → its rates on an H200: of training by `benchmarks/true_run.py`, of the reference by
-`training_phase.py`, all others by `equal_gpus.py`."""
+"""Model of the presets → its rates on an H200, by `benchmarks/equal_gpus.py`; the reference's share of a point is of
+`training_phase.py`."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _rates(config: RunConfig, gpu: str | None, words: Sequence[str]) -> Rates:
         )
     if gpu is not None and gpu not in PEAKS:
         raise ValueError(f"got --scaled-to {gpu}; expected one of {', '.join(PEAKS)}")
-    print(f"rates of {name} measured on an H200; timed iterations of sol_rl took 3 to 9 % longer, of fast 1 to 16 %")
+    print(f"rates of {name} measured on an H200; timed iterations of fast took −1 to 9 % longer")
     if gpu is None:
         return RATES[name]
     print(f"computed for {gpu} by NVIDIA's peaks, not measured")
@@ -231,7 +231,7 @@ def stages(config: RunConfig, rates: Rates) -> Stages:
     if recomputing != "auto":
         blocks = _BLOCKS[config.preset.split("/")[0]]
         point += rates.reference * (recomputing if isinstance(recomputing, bool) else min(recomputing / blocks, 1))
-    points = trained_steps(samples.steps, config.algorithm.timestep_fraction)
+    points = trained_steps(config.sample_steps, config.algorithm.timestep_fraction)
     return Stages(
         explore=explore.candidates * (explore.steps * step + rates.image),
         regenerate=regenerated * (samples.steps * rates.bf16 + rates.image),
