@@ -64,28 +64,37 @@ def fallen_guards(lines: Sequence[Line], guards: Sequence[str], version: int) ->
 def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> str | None:
     """Why the run ends after `version` iterations with the weights of its best version; None if it does not.
 
-    After its last iteration it does so unless that version is the best.
+    After its last iteration it does so unless that version is the best. If version 0 is the best, which has no weights,
+    the reason says so.
 
     Args:
         lines: the run's evaluations up to that version.
         config: its settings, see `evaluate.stop_after` and `evaluate.guards`.
     """
-    judge, weights = config.evaluate, config.weights
-    ends = version == config.iterations
-    if not judge.every or not (ends or judge.is_due(version)):
+    judge = config.evaluate
+    if not judge.every or not (version == config.iterations or judge.is_due(version)):
         return None
-    if fallen := fallen_guards(lines, judge.guards, version):
-        return fallen
-    scores = held_out_scores(lines, weights)
+    reason = fallen_guards(lines, judge.guards, version) or _end_of_rise(lines, config, version)
+    sound = sound_scores(lines, config)
+    base_is_best = bool(sound) and _best(sound) == 0
+    return f"{reason}; the base, version 0, is the best" if reason and base_is_best else reason
+
+
+def _end_of_rise(lines: Sequence[Line], config: RunConfig, version: int) -> str | None:
+    judge, scores = config.evaluate, held_out_scores(lines, config.weights)
     if judge.stop_after is None or version not in scores:
         return None
-    best = max(scores, key=lambda one: (scores[one], -one))
-    if fall := clear_fall(lines, weights, version, best):
+    best = _best(scores)
+    if fall := clear_fall(lines, config.weights, version, best):
         return fall
     since = version - best
-    if since < (1 if ends else judge.stop_after * config.iterations):
+    if since < (1 if version == config.iterations else judge.stop_after * config.iterations):
         return None
     return f"no new best held-out reward in {since} iterations, since {scores[best]:.4f} at version {best}"
+
+
+def _best(scores: Mapping[int, float]) -> int:
+    return max(scores, key=lambda version: (scores[version], -version))
 
 
 def sound_scores(lines: Sequence[Line], config: RunConfig) -> dict[int, float]:
