@@ -156,6 +156,15 @@ def test_what_gives_no_layout_is_refused(words: tuple[str, ...]) -> None:
     assert "expected" in refused(main, "layout", *words)
 
 
+def test_a_size_whose_rates_were_not_measured_is_named() -> None:
+    words = ("--preset", "flux1/fast/imagereward", "--gpus", "1")
+    said = "got generate.height=1024 and generate.width=512; the rates are of 512 and 512"
+    assert said in layout(*words, "--set", "generate.height=1024")
+    assert "generate." not in layout(*words)
+    measured = [word for side in ("height", "width") for word in ("--set", f"generate.{side}=512")]
+    assert "got generate" not in layout(*words, *measured)
+
+
 def test_hours_include_evaluations_and_measurements_of_ranks() -> None:
     config = resolve("flux1/fast/imagereward").config
     # 64 prompts, 2 images before and after, 1 image ten times along; ten times 4 groups of 24, in 6 and in 10 steps.

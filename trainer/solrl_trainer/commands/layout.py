@@ -33,6 +33,9 @@ _MEMORY: Mapping[str, int] = {"A100": 80, "H100": 80, "H200": 141, "L40S": 48, "
 _BLOCKS: Mapping[str, int] = {"flux1": 57, "sd3": 38, "sana": 20}
 """Model of the presets → blocks of its transformer."""
 
+_SIDES: Mapping[str, int] = {"flux1": 512, "sd3": 1024, "sana": 1024}
+"""Model of the presets → pixels of a side of the images whose rates were measured."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -110,6 +113,7 @@ def layout(config: RunConfig, options: Layout) -> None:
             raise ValueError(f"got {option} {value}; expected at least 1")
     config.require_exploring("layout")
     rates = _rates(config, options.scaled_to, options.words)
+    _note_size(config)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
         return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs)
@@ -162,6 +166,16 @@ def _rates(config: RunConfig, gpu: str | None, words: Sequence[str]) -> Rates:
         print(f"whether it fits, and N blocks that recompute: {plan}")
         print("these take longer: --set optimizer.activation_checkpointing=N counts them")
     return scaled_rates(RATES[name], gpu)
+
+
+def _note_size(config: RunConfig) -> None:
+    side, size = _SIDES[config.preset.split("/")[0]], config.generate.size
+    height, width = size.height or side, size.width or side
+    if (height, width) != (side, side):
+        print(
+            f"got generate.height={height} and generate.width={width}; the rates are of {side} and {side}, so these "
+            "hours are not your run's. It shows after two iterations when it will end"
+        )
 
 
 def _table(config: RunConfig, rates: Rates, every: Sequence[GpuLayout]) -> Table:
