@@ -10,7 +10,7 @@ import numpy as np
 from fast.arms import BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
-from fast.page import POOLED, by_preset
+from fast.page import POOLED, by_preset, gains, height, preset_seconds, ratio
 from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
@@ -30,6 +30,8 @@ FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
 AWM_STAGE, AS_CONFIRMED = "screen 8", "100 it"
 """The stage that has AWM, and its arm with the settings of `fast`."""
+PULL_STAGE, PULLED = "screen 9", "kl.1"
+"""The stage that has a pull to the reference, and its arm with one of 0.1."""
 TITLES = {
     "ocr": "OCR",
     "clipscore": "mini-CLIPScore",
@@ -156,9 +158,7 @@ def figures(read: Read) -> dict[str, Any]:
     tables = read("paper")["tables"]
     return {
         **_ranks(read),
-        **_algorithms(tables["authors"]["gains"]),
         **_plateaus(tables["plateaus"]["gains"]),
-        **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]),
         **_times(read),
         "fast": _fast(read("fast")),
@@ -234,14 +234,20 @@ def _same_draws(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     rows = [row for row in stored["rows"] if row["stage"] == "confirm"]
-    before = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm, before"])[POOLED][FAST]
+    before = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm, before"])
     of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
     falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
     names = {FAST: "fast", BASELINE: "base", STEEP: "steep", PLAIN: "twelve", UNEXPLORED: "four", SOL_RL: "sol_rl"}
     return {
         **{name: pooled[arm] | {"speed_up": pooled[arm]["time"]["flux"]["90%"]} for arm, name in names.items()},
-        "before": before["time"]["flux"]["90%"],
+        "before": {
+            "all": before[POOLED][FAST]["time"]["flux"]["90%"],
+            "worlds": {world: arms[FAST]["time"]["flux"]["90%"] for world, arms in before.items()},
+        },
+        "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
+        "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
+        "pulled": _pulled([row for row in stored["rows"] if row["stage"] == PULL_STAGE]),
         "ahead": {
             names[arm]: series(
                 (world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["90%"]["low"] > 1)
@@ -272,8 +278,27 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _awm(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Settings of AWM that were screened beside `fast`, and the number of those as fast as it on some world."""
+def _higher(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Best gain of Sol-RL less that of `fast` with the same seed, in one world."""
+    best = {arm: {row["seed"]: height(row) for row in rows if row["arm"] == arm} for arm in (SOL_RL, FAST)}
+    return asdict(over_seeds(np.array([gain - best[FAST][seed] for seed, gain in best[SOL_RL].items()])))
+
+
+def _pulled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Runs of `fast` with a pull to the reference: the judge's last gain less that without, and their time to 90 % of
+    the best without, over that of runs without.
+    """
+    runs = {(row["arm"], row["seed"]): row for row in rows}
+    pairs = [(run, runs[FAST, seed]) for (arm, seed), run in runs.items() if arm == PULLED]
+    judged = [gains(pulled, 1)[-1][1] - gains(plain, 1)[-1][1] for pulled, plain in pairs]
+    return {
+        "judge": asdict(over_seeds(np.array(judged))),
+        "longer": 1 / statistics.geometric_mean(ratio(pulled, plain, 0.9) for pulled, plain in pairs),
+    }
+
+
+def _awm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Number of AWM's settings that were screened beside `fast`, and world → speed-up of the best one and of `fast`."""
     of_stage = of_recipes(rows)
     del of_stage[POOLED]
     times_of = {
@@ -281,8 +306,13 @@ def _awm(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         for world, arms in of_stage.items()
     }
     arms = {arm for of_world in times_of.values() for arm in of_world if "AWM" in arm}
-    quick = {arm for arm in arms for of_world in times_of.values() if of_world[arm] >= of_world[AS_CONFIRMED]}
-    return {"settings": len(arms), "quick": len(quick)}
+    return {
+        "settings": len(arms),
+        "best": {
+            world: {"awm": max(of_world[arm] for arm in arms), "fast": of_world[AS_CONFIRMED]}
+            for world, of_world in times_of.items()
+        },
+    }
 
 
 def _plain_run(shape: str) -> RunConfig:
@@ -291,19 +321,14 @@ def _plain_run(shape: str) -> RunConfig:
 
 
 def _ranks(read: Read) -> dict[str, str]:
-    found = {}
-    for name, path in (("ranks", "rank_fidelity"), ("families", "family_lists/rank_fidelity")):
-        for precision in ("bf16", "nvfp4"):
-            rows = [one for one in read(path)["rows"] if one["precision"] == precision]
-            found[f"{name}_{precision}"] = span(one["spearman"] for one in rows)
-            if (name, precision) == ("ranks", "nvfp4"):
-                found["best_nvfp4"] = span((one["top_rank"] for one in rows), 0)
-    return found | {"chance": f"{(1 + 96) / 2:g}"}
-
-
-def _algorithms(authors: Mapping[str, Any]) -> dict[str, str]:
-    less = [one["Sol-RL less it"]["low"] for one in authors.values()]
-    return {"authors_ahead": f"{sum(low > 0 for low in less)} of {len(less)}"}
+    """Ranks in NVFP4, by the layers of large models."""
+    rows = [row for row in read("family_lists/rank_fidelity")["rows"] if row["precision"] == "nvfp4"]
+    return {
+        "families_nvfp4": span(row["spearman"] for row in rows),
+        "best_nvfp4": span((row["top_rank"] for row in rows), 0),
+        "worst_nvfp4": span((row["bottom_rank"] for row in rows), 0),
+        "chance": f"{(1 + 96) / 2:g}",
+    }
 
 
 def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
@@ -311,16 +336,13 @@ def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
         norms = [one["gradient norm"] for row, one in gains.items() if row.startswith("24-in-24") != large]
         return span((last / first for first, last in norms), 0)
 
+    plain = [one for row, one in gains.items() if row.startswith("24-in-24")]
     return {
         "plateau_at": span((one["at iteration"] for row, one in gains.items() if not row.startswith("24-in-24")), 0),
+        "plain_ends": series((100 * one["end, sd"]["mean"] / one["best, sd"]["mean"] for one in plain), 0),
         "gradients_small": grown(False),
         "gradients_large": grown(True),
     }
-
-
-def _sweeps(table: Mapping[str, Any]) -> dict[str, str]:
-    shares = [pair for row in table["matches"].values() for pair in row.values()]
-    return {"misses": span((100 * (measured - predicted) for measured, predicted in shares), 0)}
 
 
 def _hacking(table: Mapping[str, Any]) -> dict[str, str]:

@@ -29,6 +29,7 @@ WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
     "optimizer.betas": ([0.9, 0.999],),
     "optimizer.eps": (1e-8,),
     "optimizer.epochs": (1,),
+    "explore.adapter": ("merged",),
     "explore.frames": (None,),
     "explore.refill": (0,),
     "explore.selection": ("best_worst",),

@@ -1,11 +1,13 @@
 """GPU time to a reward: seconds of a prompt, ratios, and runs that never get there."""
 
 import math
+import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fast.arms import STAGES, experiment
+from fast.arms import CONFIRM, FAST, STAGES, experiment
 from fast.cost import SHAPES, seconds_of_iteration, seconds_of_prompt
 from fast.layouts import layouts, speeds
 from fast.page import figures, judge_at_target, kept, page, ratio
@@ -95,6 +97,21 @@ def test_figures_pool_the_worlds_that_an_arm_has_and_a_run_keeps_its_plateau() -
     assert of_stage["w"]["fast"]["kept"] == [1.0]
     falls = row("fast", [[0, 0.0, 0.0], [2, 0.5, 0.0], [6, 0.4, 0.0], [10, 1.0, 0.0]])
     assert kept(falls) == 0.5
+
+
+def test_the_page_on_algorithms_has_the_settings_of_the_runs_on_miniatures() -> None:
+    text = (Path(__file__).parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
+    section = text.partition("\n## `fast`, exactly\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (?:\d )?`([\w.]+)`[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|$", section, re.MULTILINE)
+    config = experiment(CONFIRM, CONFIRM.worlds[0], FAST, 201).config
+    for name, preset, changed in rows:
+        value = reduce(getattr, name.split("."), config)
+        assert (changed.strip() or preset.strip()) == ("off" if value is None else f"{value:.7g}"), name
+    judged = config.evaluate
+    images = (
+        f"{judged.prompts} prompts × {judged.seeds} images in {judged.steps} steps, every {judged.every} iterations"
+    )
+    assert f"explored in {config.explore.precision.upper()}, and evaluated {images}" in section
 
 
 def test_every_arm_of_a_stage_resolves_with_seeds_of_its_own() -> None:

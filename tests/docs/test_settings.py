@@ -51,7 +51,7 @@ def test_the_guide_names_existing_settings_to_users_of_flow_grpo() -> None:
 def test_the_page_on_algorithms_has_every_setting_of_fast() -> None:
     text = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
     section = text.partition("\n## `fast`, exactly\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (?:\d )?`([\w.]+)`[^|]*\|([^|]*)\|([^|]*)\|$", section, re.M)
+    rows = re.findall(r"^\| (?:\d )?`([\w.]+)`[^|]*\|([^|]*)\|([^|]*)\|[^|]*\|$", section, re.M)
     for column, recipe in ((1, "fast"), (2, "sol_rl")):
         config = resolve(f"flux1/{recipe}/imagereward").config.model_dump()
         said = {row[0]: row[column].strip() for row in rows if row[column].strip()}

@@ -90,9 +90,17 @@ def _compared(found: Arms, name: str, rewards: tuple[str, ...]) -> dict[str, Any
         **cells,
         "mean of all": Figure(over_seeds_and_prompts((ours - theirs).mean(0))),
         "ahead": f"{(mine > other).sum()} of {mine.size}",
-        "more": Figure(over_seeds((mine / other - 1).mean(0)), "+.1%"),
+        "more": _more(both),
         "more, paper": Figure(float(np.mean(published)), "+.1%"),
     }
+
+
+def _more(both: Sequence[tuple[Arm, Arm]]) -> Figure | str:
+    """How much larger the gain of the first of two arms is, a mean over rewards once all runs are finished."""
+    if not all(arm.complete for pair in both for arm in pair):
+        return NOT_RUN
+    ours, theirs = (np.stack([arm.gains(arm.reward).mean(1) for arm in side]) for side in zip(*both, strict=True))
+    return Figure(over_seeds((ours / theirs - 1).mean(0)), "+.1%")
 
 
 def _spent(context: Context, name: str) -> dict[str, Any]:
@@ -217,5 +225,9 @@ def authors(context: Context) -> dict[str, Any]:
         for name in BY_AUTHORS
         for reward in context.programme.rewards
     }
+    more = {
+        name: _more([(usual[reward, OURS], found[reward, name]) for reward in context.programme.rewards])
+        for name in BY_AUTHORS
+    }
     rates = {name: choice.rate for name, tuning in BY_AUTHORS.items() if (choice := context.choice(tuning))}
-    return {"gains": Table(["algorithm", "trained on"], rows), "rates": rates}
+    return {"gains": Table(["algorithm", "trained on"], rows), "more": more, "rates": rates}
