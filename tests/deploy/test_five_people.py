@@ -77,6 +77,11 @@ def test_the_quotas_reach_the_service_and_fit_redis(node: Path, monkeypatch: pyt
             monkeypatch.setenv(name, value)
     settings = RolloutSettings()
     assert settings.tenant_adapter_bytes is not None
+    # Two full runs of FLUX.1 fit, and ring.
+    (megabytes,) = re.findall(r"^\| FLUX\.1 \| (\d+) MB", (ROOT / "docs/checkpoints.md").read_text(), re.MULTILINE)
+    full = settings.retain * int(megabytes) * 10**6 / settings.tenant_adapter_bytes
+    (part,) = re.findall(r"solrl_tenant_adapter_limit_bytes > ([\d.]+)", (ROOT / "deploy/alerts.yml").read_text())
+    assert full < float(part) < 2 * full < 1
     redis = int(env["SOLRL_REDIS_MEMORY"].removesuffix("gb"))
     assert len(PEOPLE) * settings.tenant_adapter_bytes < redis * 10**9
     assert int(env["SOLRL_REDIS_LIMIT"].removesuffix("g")) == 1.5 * redis
