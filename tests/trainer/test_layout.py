@@ -79,6 +79,18 @@ def test_all_pages_say_the_hours_of_layout_and_the_same_plan() -> None:
             assert f" {hours}" in people
 
 
+def test_the_speed_of_a_service_beside_one_run_in_many_gpus_md_is_that_of_the_command() -> None:
+    text = " ".join((ROOT / "docs/many-gpus.md").read_text(encoding="utf-8").split())
+
+    def speed(*words: str) -> float:
+        shown = layout("--preset", "flux1/fast/imagereward", "--gpus", "2", *words)
+        seconds = dict(re.findall(r"│ (2 without|1 serving)[^│]*│ +([\d.]+)", shown))
+        return float(seconds["2 without"]) / float(seconds["1 serving"])
+
+    six, four = speed(), speed("--set", "explore.steps=4")
+    assert f"pass {six:.2f} × as fast as by one run on both, and with four fitted steps {four:.2f} ×" in text
+
+
 def test_blocks_that_recompute_take_their_part_of_a_pass_again() -> None:
     rates = Rates(bf16=0, fp8=0, image=0, point=1.0, reference=0.25)
 
