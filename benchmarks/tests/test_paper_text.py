@@ -75,11 +75,6 @@ def test_both_engines_read_a_runs_images_once(
     assert read_words(runs(), tmp_path) == 0
 
 
-def test_the_picture_of_the_evidence_has_the_stored_words() -> None:
-    picture = RESULTS.parents[1] / "docs/words.png"
-    assert picture.read_bytes() == (RESULTS / "paper/text-sol-rl.png").read_bytes()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
 def test_a_run_on_text_leaves_its_words(tmp_path: Path) -> None:
