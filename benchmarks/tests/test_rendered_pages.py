@@ -90,6 +90,14 @@ def test_the_page_of_recipes_is_that_of_the_stored_runs() -> None:
 CONFIRMED = of_recipes([row for row in evidence.read(RESULTS, "fast")["rows"] if row["stage"] == "confirm"])[POOLED]
 
 
+def test_no_screen_had_mini_flux_or_a_seed_of_the_confirmed_runs() -> None:
+    rows = evidence.read(RESULTS, "fast")["rows"]
+    screened = [row for row in rows if row["stage"].startswith("screen")]
+    assert {row["world"].split(",")[0] for row in screened} == {"mini-sana", "mini-sd3", "mini-text"}
+    assert not {row["seed"] for row in screened} & {row["seed"] for row in rows if row["stage"] == "confirm"}
+    assert "mini-flux was in no screen" in (ROOT / "docs/findings.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("arm", ["fast", "best plain", "Sol-RL as published"])
 def test_the_index_of_results_quotes_the_confirmed_figures(arm: str) -> None:
     assert times(CONFIRMED[arm]["time"]["flux"]["90%"]) in (RESULTS / "README.md").read_text(encoding="utf-8")
