@@ -84,7 +84,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
         small(),
         tmp_path,
         prompts=2,
-        wanted=0.3,
+        minimum=0.3,
         limits=PlanSet(steps=(4,), schedules=SCHEDULES[:1]),
         progress=lambda done, total: shown.append((done, total)),
     )
@@ -128,7 +128,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 4)
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     config = small("explore.precision=bf16", "model=mini-sana")
-    summary = calibrate(config, tmp_path, prompts=1, wanted=0.7, limits=limits)
+    summary = calibrate(config, tmp_path, prompts=1, minimum=0.7, limits=limits)
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.8")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
@@ -148,11 +148,11 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
     config = small("explore.precision=bf16")
     # No plan is chosen if none is good enough.
-    summary = calibrate(config, tmp_path, prompts=1, wanted=1, limits=ONE_PLAN)
+    summary = calibrate(config, tmp_path, prompts=1, minimum=1, limits=ONE_PLAN)
     assert summary["chosen"] is None
     assert summary["verdict"][0].startswith("every plan surely selects worse than required; the best, bf16 1 steps, ")
     assert not (tmp_path / "plan.yaml").exists()
-    calibrate(config, tmp_path, prompts=1, wanted=-1, limits=ONE_PLAN)
+    calibrate(config, tmp_path, prompts=1, minimum=-1, limits=ONE_PLAN)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
     check_bindings(bindings, model_digest(part_digests(load_backbone(small_model()).parts)), "mini-sana")
@@ -174,15 +174,15 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
     scored: list[str] = []
     scores = GroupSampler.scores
     monkeypatch.setattr(GroupSampler, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
-    calibrate(config, tmp_path, prompts=1, wanted=0, limits=ONE_PLAN)
+    calibrate(config, tmp_path, prompts=1, minimum=0, limits=ONE_PLAN)
     assert set(scored) == {prompts_of_run(config.prompt_sources, "train").by_digest[2].text}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     with pytest.raises(
         ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 other prompts"
     ):
-        calibrate(config, tmp_path, prompts=2, wanted=0, limits=limits)
-    summary = calibrate(config, tmp_path, prompts=3, wanted=-1, limits=ONE_PLAN)
+        calibrate(config, tmp_path, prompts=2, minimum=0, limits=limits)
+    summary = calibrate(config, tmp_path, prompts=3, minimum=-1, limits=ONE_PLAN)
     assert summary["prompts"] == 3
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
@@ -210,4 +210,4 @@ def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:
 def test_stochastic_steps_are_not_calibrated(tmp_path: Path) -> None:
     config = resolve("mini-sana/flowgrpo_two_stage/clipscore").config
     with pytest.raises(ValueError, match=r"whose steps are the algorithm's; expected explore\.sampler=ode"):
-        calibrate(config, tmp_path, prompts=1, wanted=0.3)
+        calibrate(config, tmp_path, prompts=1, minimum=0.3)

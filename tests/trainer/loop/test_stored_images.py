@@ -93,7 +93,7 @@ def test_a_report_and_a_card_say_that_stored_images_were_trained_on(stored: Path
 def test_what_cannot_be_trained_on_and_commands_about_candidates_are_refused(stored: Path, tmp_path: Path) -> None:
     config = config_of("sft", stored / "images", tmp_path)
     with pytest.raises(ValueError, match=r"calibrate is about candidates, .*source=images generates none"):
-        calibrate(config, tmp_path, prompts=1, wanted=0.8)
+        calibrate(config, tmp_path, prompts=1, minimum=0.8)
     with pytest.raises(ValueError, match=r"layout is about candidates"):
         layout(config, Layout())
     for recipe, text in (("sft", "file_name or image"), ("dpo_pairs", "chosen and rejected, or jpg_0")):

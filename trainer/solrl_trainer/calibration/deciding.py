@@ -62,21 +62,21 @@ class MeasuredPlan:
         """Median time of a group."""
         return float(np.median(self.times))
 
-    def meets(self, wanted: float) -> bool:
+    def meets(self, minimum: float) -> bool:
         """Whether its separation surely is at least this."""
-        return self.separation.low >= wanted
+        return self.separation.low >= minimum
 
-    def misses(self, wanted: float) -> bool:
+    def misses(self, minimum: float) -> bool:
         """Whether its separation surely is less than this."""
-        return self.separation.high < wanted
+        return self.separation.high < minimum
 
-    def prompts_to_decide(self, wanted: float) -> float:
+    def prompts_to_decide(self, minimum: float) -> float:
         """Prompts at which the interval would decide, if the mean stays and the interval narrows as 1 / √n."""
         value, low, high = self.separation
-        if value == wanted:
+        if value == minimum:
             return math.inf
-        doubt = value - low if value > wanted else high - value
-        return len(self.times) * max(1.0, doubt / abs(value - wanted)) ** 2
+        doubt = value - low if value > minimum else high - value
+        return len(self.times) * max(1.0, doubt / abs(value - minimum)) ** 2
 
 
 def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, reference: Plan) -> list[MeasuredPlan]:
@@ -108,34 +108,36 @@ def times_as_long(times: npt.NDArray[np.float64], others: npt.NDArray[np.float64
     return IntervalEstimate(*median_interval(times / others))
 
 
-def cheapest(measured: Sequence[MeasuredPlan], wanted: float) -> MeasuredPlan | None:
-    """The cheapest plan that surely has the `wanted` separation; None if there is none."""
-    return min((plan for plan in measured if plan.meets(wanted)), key=lambda plan: plan.seconds, default=None)
+def cheapest(measured: Sequence[MeasuredPlan], minimum: float) -> MeasuredPlan | None:
+    """The cheapest plan that surely has the `minimum` of separation; None if there is none."""
+    return min((plan for plan in measured if plan.meets(minimum)), key=lambda plan: plan.seconds, default=None)
 
 
-def verdict(measured: Sequence[MeasuredPlan], chosen: MeasuredPlan | None, reference: Plan, wanted: float) -> list[str]:
+def verdict(
+    measured: Sequence[MeasuredPlan], chosen: MeasuredPlan | None, reference: Plan, minimum: float
+) -> list[str]:
     """How sure the decision is, in sentences."""
     few = few_prompts_text(len(measured[0].times))
-    lines = _none_chosen(measured, wanted) if chosen is None else _chosen(measured, chosen, reference, wanted)
+    lines = _none_chosen(measured, minimum) if chosen is None else _chosen(measured, chosen, reference, minimum)
     return [*lines, *([few] if few else [])]
 
 
-def _chosen(measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, reference: Plan, wanted: float) -> list[str]:
+def _chosen(measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, reference: Plan, minimum: float) -> list[str]:
     lines = [
         f"{name(chosen.plan)} has a separation of {chosen.separation.text('.3f')}, {chosen.loss.text('.3f')} less than "
         f"{name(reference)}, and takes {chosen.cost.text('.2f')} of its time"
     ]
     cheaper = [plan for plan in measured if plan.seconds < chosen.seconds]
-    if undecided := [plan for plan in cheaper if not plan.misses(wanted)]:
-        lines.append(_undecided(undecided, wanted, "cheaper, but not sure to be good enough"))
+    if undecided := [plan for plan in cheaper if not plan.misses(minimum)]:
+        lines.append(_undecided(undecided, minimum, "cheaper, but not sure to be good enough"))
     elif cheaper:
         lines.append("every cheaper plan surely selects worse than required")
     return lines
 
 
-def _none_chosen(measured: Sequence[MeasuredPlan], wanted: float) -> list[str]:
-    if undecided := [plan for plan in measured if not plan.misses(wanted)]:
-        return [_undecided(undecided, wanted, "not sure to be good enough")]
+def _none_chosen(measured: Sequence[MeasuredPlan], minimum: float) -> list[str]:
+    if undecided := [plan for plan in measured if not plan.misses(minimum)]:
+        return [_undecided(undecided, minimum, "not sure to be good enough")]
     best = max(measured, key=lambda plan: plan.separation.value)
     return [
         f"every plan surely selects worse than required; the best, {name(best.plan)}, has a separation of "
@@ -143,10 +145,10 @@ def _none_chosen(measured: Sequence[MeasuredPlan], wanted: float) -> list[str]:
     ]
 
 
-def _undecided(plans: Sequence[MeasuredPlan], wanted: float, what: str) -> str:
+def _undecided(plans: Sequence[MeasuredPlan], minimum: float, what: str) -> str:
     """Plans between met and missed, and the prompts that would decide about the one decided first."""
-    first = min(plans, key=lambda plan: plan.prompts_to_decide(wanted))
-    needed = first.prompts_to_decide(wanted)
+    first = min(plans, key=lambda plan: plan.prompts_to_decide(minimum))
+    needed = first.prompts_to_decide(minimum)
     count = f"about {round(needed)}" if needed <= _MANY_PROMPTS else f"more than {_MANY_PROMPTS:,}"
     others = f", and {len(plans) - 1} other plans" if len(plans) > 1 else ""
     return (

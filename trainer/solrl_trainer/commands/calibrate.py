@@ -58,7 +58,7 @@ def calibrate(
     folder: Path,
     *,
     prompts: int,
-    wanted: float,
+    minimum: float,
     limits: PlanSet | None = None,
     processes: RankRuntime = SINGLE_PROCESS,
     progress: OnProgress = lambda done, total: None,
@@ -69,7 +69,7 @@ def calibrate(
         config: a run's model, rewards, prompts, and numbers of candidates and selected candidates.
         folder: output folder; plan.yaml is for `solrl-train run --config`.
         prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
-        wanted: separation that the whole interval of a plan must reach; the cheapest such plan is chosen.
+        minimum: separation that the whole interval of a plan must reach; the cheapest such plan is chosen.
         limits: limits of the measured set; by default all plans are measured.
         processes: processes that share the prompts; the first writes.
         progress: called with the solver steps of candidates that this rank has taken, and will take.
@@ -124,9 +124,9 @@ def calibrate(
             f"{name(each.plan)}: {each.seconds:.2f} s per group, {each.cost.text('.2f')} of the reference; separation "
             f"{each.separation.text('.3f')}, loss {each.loss.text('.3f')}; pace {each.pace:.2f}"
         )
-    chosen = cheapest(measured, wanted)
-    conclusion = verdict(measured, chosen, reference, wanted)
-    summary = content(config, measured, wanted, chosen, reference, conclusion)
+    chosen = cheapest(measured, minimum)
+    conclusion = verdict(measured, chosen, reference, minimum)
+    summary = content(config, measured, minimum, chosen, reference, conclusion)
     if chosen is not None:
         scores = next(plan.scores for plan in observed if plan.plan == chosen.plan)
         summary["numbers"] = _numbers(config, measured, chosen, scores, true)
@@ -176,7 +176,7 @@ def _sampler_factory(config: RunConfig, backbone: PipelineBackbone, generators: 
 def content(
     config: RunConfig,
     measured: Sequence[MeasuredPlan],
-    wanted: float,
+    minimum: float,
     chosen: MeasuredPlan | None,
     reference: Plan,
     conclusion: Sequence[str],
@@ -188,7 +188,7 @@ def content(
         "prompts": len(measured[0].times),
         "candidates": config.explore.candidates,
         "keep": config.explore.keep,
-        "wanted": wanted,
+        "wanted": minimum,
         "reference": name(reference),
         "chosen": name(chosen.plan) if chosen else None,
         "verdict": list(conclusion),

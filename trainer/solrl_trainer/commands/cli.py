@@ -282,7 +282,7 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
                 settings.config,
                 command.output,
                 prompts=command.prompts,
-                wanted=command.separation,
+                minimum=command.separation,
                 limits=PlanSet(command.steps, SCHEDULES[: command.schedules]),
                 processes=processes,
                 progress=countdown,
