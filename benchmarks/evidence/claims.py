@@ -244,6 +244,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "before": {
             "all": before[POOLED][FAST]["time"]["flux"]["90%"],
             "worlds": {world: arms[FAST]["time"]["flux"]["90%"] for world, arms in before.items()},
+            "end": min(before[FALLS][FAST]["ends"]),
         },
         "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from paper import words
-from paper.experiments import RESULTS, Experiment, Programme
+from paper.experiments import Experiment, Programme
 from paper.finished import file_of, read_finished
 from paper.page import draw_words
 from paper.tables import TABLES, text
