@@ -8,7 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 from tests.docs.fences import blocks, commands, example
 from tests.support.service_helpers import running_service
 
@@ -33,6 +35,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             Image.new("RGB", (8, 8)).save(folder / name / file)
         rows = [{"prompt": f"cat {i}", **files} for i in range(48)]
         (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    save_file({"weight": torch.zeros(1)}, folder / "my_merged.safetensors")
     info = folder / "examples-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.reward_registry import REWARDS
@@ -226,8 +226,14 @@ def test_the_class_of_the_page_on_rewards_prefers_images_like_the_photos(
     for number in range(2):
         folder.mkdir(exist_ok=True)
         pixels = (images[number] * 255).byte().permute(1, 2, 0).numpy()
-        Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=100, subsampling=0)
         options = {"folder": str(folder), "encoder": str(encoder)}
+        if not number:
+            with pytest.raises(ValueError, match=r"no photos in .*; expected files that end in .jpeg, .jpg, .png"):
+                RewardSet.load([name], mini, {name: options})
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6  # a viewer turns it by 270°
+        turned = Image.fromarray(pixels).transpose(Image.Transpose.ROTATE_90)
+        turned.save(folder / f"{number}.JPG", quality=100, subsampling=0, exif=exif)
         rewards = RewardSet.load([name], mini, {name: options})
         scores = rewards.score([name], images, ["a"] * 3, [{}] * 3)[name]
         assert set(range(3)) - {int(one) for one in scores.argsort(descending=True)[: number + 1]} == set(
