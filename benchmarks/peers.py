@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch
 from paper.intervals import over_seeds
 from peer_drives import ours
 from peer_drives.stubs import COMMON
-from peer_drives.turns import WARM_UP, Learning, Turns, TurnsOverError, Work
+from peer_drives.turns import LEARNINGS, WARM_UP, Turns, TurnsOverError, Work
 from support.results import Results, Row, device_name, options, table
 from training_phase import NAMES
 
@@ -95,7 +96,11 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
     complete = True
     for clone, seed in product(args.clones, args.seeds):
         drive = drive_of(clone)
-        work = Work("sd3-medium", drive.RECIPE, "cpu", SAMPLES, PROMPTS, seed, Learning(same_draws=args.same_draws))
+        if args.same_draws and drive is not imported("diffusion_nft"):
+            raise SystemExit(f"got --same-draws with {clone}; expected a clone of DiffusionNFT, or no --same-draws")
+        model = next(model for model in ("sd3-medium", "sd3") if model in drive.MODELS)
+        learning = replace(LEARNINGS[drive.RECIPE], same_draws=args.same_draws)
+        work = Work(model, drive.RECIPE, "cpu", SAMPLES, PROMPTS, seed, learning)
         common = {
             "model": work.model,
             "recipe": work.recipe,
@@ -292,13 +297,14 @@ def _facts(row: Row) -> Sequence[str]:
 
 def _learning(rows: Sequence[Row]) -> Iterator[str]:
     """Section of trainings with the same settings."""
-    same = Learning()
+    same = LEARNINGS["diffusionnft"]
     yield "## Rewards along trainings with the same settings"
     yield ""
-    yield "By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: DiffusionNFT on mini-sd3, learning rate"
-    yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, one step,"
-    yield f"and {same.timestep_fraction:.0%} of the noise levels. Rewards are {same.reward} of its samples."
-    yield "The difference is theirs minus ours, with its 95 % interval over the seeds that came so far."
+    yield "By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: mini-sd3 without guidance, learning rate"
+    yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, and one step at"
+    yield f"{same.timestep_fraction:.0%} of the noise levels; with Flow-GRPO, two steps at all stochastic levels."
+    yield f"Rewards are {same.reward} of its samples. The difference is theirs minus ours, with its 95 % interval over"
+    yield "the seeds."
     yield ""
     yield from table(("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference"), _curves(rows))
 

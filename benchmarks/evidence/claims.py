@@ -120,6 +120,7 @@ def word(count: int) -> str:
 def unlike(facts: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """What a peer's trainer does otherwise than ours, of what changes its time."""
     said = {
+        "levels": f"trains {facts['levels']} noise levels, ours {ours['levels']}",
         "compiled": "uncompiled",
         "weights": f"{facts['weights']} weights",
         "recomputed": f"recomputes {facts['recomputed']}",
@@ -155,17 +156,20 @@ FILTERS = (
 
 def figures(read: Read) -> dict[str, Any]:
     """Figures that take several results, by their names in the templates."""
-    tables = read("paper")["tables"]
+    tables, beside = read("paper")["tables"], read("peers")["rows"]
     return {
         **_ranks(read),
         **_plateaus(tables["plateaus"]["gains"]),
         **_hacking(tables["hacking"]),
         **_times(read),
         "fast": _fast(read("fast")),
-        "peers": _peers(read("peers")["rows"]),
+        "peers": _peers(beside),
         "engines": _engines(read("engines")["rows"]),
-        "learning": _learning([row for row in read("peers")["rows"] if row["part"] == "learning"])
-        | {"same": _same_draws([row for row in read("peers")["rows"] if row["part"] == "learning, same draws"])},
+        "learning": {
+            peer: _learning([row for row in beside if row["part"] == "learning" and row["beside"] == peer])
+            for peer in dict.fromkeys(row["beside"] for row in beside if row["part"] == "learning")
+        },
+        "same_draws": _same_draws([row for row in beside if row["part"] == "learning, same draws"]),
     }
 
 
@@ -203,10 +207,7 @@ def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     longest = max(map(len, curves[0]))
     ours, theirs = ([run for run in runs if len(run) == longest] for runs in curves)
-    differences = [
-        np.array([their[at] - our[at] for our, their in zip(*curves, strict=True) if len(our) > at])
-        for at in range(longest)
-    ]
+    spans = [np.array([[run[at] for run in runs if len(run) > at] for runs in curves]) for at in range(longest)]
     fallen = [[(run[0], run[-1]) for run in runs if run[-1] < run[0]] for runs in (ours, theirs)]
     return {
         "seeds": len(ours),
@@ -216,7 +217,9 @@ def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "differences": [
             asdict(mean)
             | {"turns": f"{TURNS * at + 1} to {TURNS * (at + 1)}", "decided": not mean.low <= 0 <= mean.high}
-            for at, mean in enumerate(map(over_seeds, differences))
+            | dict(zip(("ours", "theirs"), of_trainers.mean(1), strict=True))
+            for at, of_trainers in enumerate(spans)
+            for mean in (over_seeds(of_trainers[1] - of_trainers[0]),)
         ],
     }
 

@@ -36,11 +36,17 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
         torch.distributed.init_process_group("nccl", rank=0, world_size=1)
 
     sample, train = config.sample, config.train
-    batch = sample.train_batch_size = train.batch_size = min(sample.train_batch_size, work.samples)
+    batch = min(sample.train_batch_size, work.samples)
+    if work.learning is not None:
+        batch, train.learning_rate = work.samples, work.learning.learning_rate
+        sample.guidance_scale, train.cfg = 1.0, False
+    sample.train_batch_size = train.batch_size = batch
     # As many batches for each of the two optimiser steps.
-    train.gradient_accumulation_steps = -(-work.samples // (2 * batch))
-    batches = sample.num_batches_per_epoch = 2 * train.gradient_accumulation_steps
-    run_sd3(script, config, flags, stage, [work.prompts[:1] * batch] * batches)
+    of_step = -(-work.samples * len(work.prompts) // (2 * batch))
+    train.gradient_accumulation_steps, sample.num_batches_per_epoch = of_step, 2 * of_step
+    config.seed = work.seed
+    batches = [[work.prompts[number * len(work.prompts) // (2 * of_step)]] * batch for number in range(2 * of_step)]
+    run_sd3(script, config, flags, stage, batches)
 
 
 class Wrapping(Accelerator):  # type: ignore[misc]

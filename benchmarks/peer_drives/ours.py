@@ -29,11 +29,9 @@ def run(work: Work, turns: Turns) -> None:
         own += ["iterations=1000", "checkpoint_every=1000", "evaluate.every=0"]
         # As planned on a GPU of its own; here, the others' weights are on it, too.
         own += ["optimizer.activation_checkpointing=false", "optimizer.encoders=gpu"]
-        if work.recipe == "flowgrpo":
-            own.append("algorithm.timestep_fraction=0.99")  # as Flow-GRPO's settings for PickScore: 9 of 10 levels
         if work.learning is not None:
             own += [f"optimizer.learning_rate={work.learning.learning_rate}", f"optimizer.batch={work.samples}"]
-            own.append(f"algorithm.timestep_fraction={work.learning.timestep_fraction}")
+            own += [f"algorithm.timestep_fraction={work.learning.timestep_fraction}", "guidance=1.0"]
         config = resolve(f"{PRESETS[work.model]}/{work.recipe}/hpsv2", overrides=own).config
         backbone = loaded(work, config.guidance)
         models = Models.build(backbone, config)
@@ -42,7 +40,8 @@ def run(work: Work, turns: Turns) -> None:
         source = DeviceSource(config, Loaded(backbone, rewards), models, prompts)
         session = connect(config, source, prompts, prompts)
         session.start({0: encode_adapter(models.policy.behaviour())}, ())
-        levels = trained_steps(config.sample_steps, config.algorithm.timestep_fraction)
+        steps = config.sample_steps - source.algorithm.trains_on.recorded  # the last step is not stochastic
+        levels = trained_steps(steps, config.algorithm.timestep_fraction)
         checkpointed = sum(block.checkpointed for block in models.policy.blocks)
         turns.facts |= {
             "levels": levels,
@@ -58,7 +57,7 @@ def run(work: Work, turns: Turns) -> None:
             turns.wait()
             with turns.part("sample", work.samples * len(work.prompts)):
                 samples = collect_samples(session, RunLog(), iteration)
-            turns.scores += samples.scores.flatten().tolist()
+            turns.scores.append(samples.proxy_mean)
             if work.compiled:
                 continue
             with turns.part("train", work.samples * len(work.prompts)):

@@ -36,6 +36,10 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
 
     sample, train = config.sample, config.train
     train.batch_size = min(train.batch_size, work.samples)
+    if work.learning is not None:
+        train.batch_size, train.learning_rate = work.samples, work.learning.learning_rate
+        train.timestep_fraction, config.mixed_precision = work.learning.timestep_fraction, "no"
+    config.seed = work.seed
     each = -(-work.samples // train.batch_size) * train.batch_size
     samples = each * len(work.prompts)
     sample.rollout_batch_size = min(24, each)

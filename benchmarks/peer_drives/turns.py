@@ -53,6 +53,10 @@ class Learning:
     """Whether a peer uses our initial noise, noise levels and training noise."""
 
 
+LEARNINGS = {"diffusionnft": Learning(), "flowgrpo": Learning(timestep_fraction=1.0)}
+"""Recipe → its settings."""
+
+
 def prompt_set(work: Work) -> PromptSet:
     """The prompts as our trainer draws them."""
     return PromptSet(([PromptItem(id=str(number), text=text) for number, text in enumerate(work.prompts)],))

@@ -74,17 +74,25 @@ def main(_):
 """
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_trainers_take_turns(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clone, out = tmp_path / "clone", tmp_path / "out"
-    files = {
-        "config/nft.py": CONFIG,
-        "flow_grpo/sampler.py": PIPELINE,
-        "scripts/train_nft_sd3.py": f"FAILS = {fails}\n{SCRIPT}",
-    }
+def stand_in(clone: Path, files: dict[str, str]) -> Path:
+    """Write the files of a clone."""
     for name, text in files.items():
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_text(text)
+    return clone
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_trainers_take_turns(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    clone = stand_in(
+        tmp_path / "clone",
+        {
+            "config/nft.py": CONFIG,
+            "flow_grpo/sampler.py": PIPELINE,
+            "scripts/train_nft_sd3.py": f"FAILS = {fails}\n{SCRIPT}",
+        },
+    )
     monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), "--tiny", "--turns", "1", "--out", str(out)])
     if fails:
         with pytest.raises(SystemExit, match="a trainer failed"):
@@ -101,9 +109,55 @@ def test_trainers_take_turns(fails: bool, tmp_path: Path, monkeypatch: pytest.Mo
     assert ("| SD3.5-M 512², 4 | DiffusionNFT | " in shown) is not fails
 
 
+GRPO_CONFIG = CONFIG.replace("sd3_pickscore", "pickscore_sd3")
+AS_OURS = """
+SEEN = []
+DECODED = pipeline_with_logprob
+
+def pipeline_with_logprob(pipeline, prompt_embeds, steps):
+    from absl import flags
+    config = flags.FLAGS.config
+    assert (config.train.learning_rate, config.train.cfg, config.sample.guidance_scale) == (1e-3, False, 1.0)
+    assert (config.seed, config.train.gradient_accumulation_steps, config.sample.num_batches_per_epoch) == (5, 1, 2)
+    SEEN.append(prompt_embeds)
+    if len(SEEN) == 2:
+        assert len(SEEN[0]) == len(SEEN[1]) == 18 and not torch.equal(SEEN[0], SEEN[1])
+    return DECODED(pipeline, prompt_embeds, steps)
+"""
+
+
+def test_flow_grpo_learns_with_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = stand_in(
+        tmp_path / "clone",
+        {
+            "config/grpo.py": GRPO_CONFIG,
+            "flow_grpo/sampler.py": PIPELINE + AS_OURS,
+            "scripts/train_sd3.py": f"FAILS = False\n{SCRIPT}",
+        },
+    )
+    options = ["--learn", "2", "--seeds", "5", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), *options])
+    peers.main()
+    rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
+    assert {(row["trainer"], row["beside"], row["part"], row["seed"], len(row["rewards"])) for row in rows} == {
+        ("ours", "Flow-GRPO", "learning", 5, 2),
+        ("Flow-GRPO", "Flow-GRPO", "learning", 5, 2),
+    }
+    assert "| 1 to 2 | Flow-GRPO | 1 | " in (tmp_path / "peers.md").read_text()
+
+
 def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"expected the folder of a clone.*scripts/train_nft_sd3\.py"):
+        peers.main()
+
+
+def test_same_draws_are_for_one_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = stand_in(tmp_path / "clone", {"scripts/train_sd3.py": ""})
+    monkeypatch.setattr(
+        sys, "argv", ["peers.py", str(clone), "--learn", "1", "--same-draws", "--out", str(tmp_path / "out")]
+    )
+    with pytest.raises(SystemExit, match="expected a clone of DiffusionNFT"):
         peers.main()
 
 
