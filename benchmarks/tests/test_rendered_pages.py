@@ -107,6 +107,7 @@ def test_the_readme_quotes_the_confirmed_figures() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{times(CONFIRMED['fast']['time']['flux']['90%'])}](docs/findings.md#a-quicker-recipe)" in text
     plain = CONFIRMED["best plain"]
+    assert f"[{-CONFIRMED['fast']['judge']['mean']:.2f} sd less](docs/findings.md#where-fast-is-weak)" in text
     assert f"twelve images gives {plain['time']['flux']['90%']['mean']:.1f} ×;" in text
     assert f"training on four, another {plain['over']['90%']['mean']:.1f} ×" in text
     six = figures(partial(evidence.read, RESULTS))["fast"]["six_steps"]["mean"]
