@@ -28,7 +28,7 @@ import torch
 from paper.intervals import over_seeds
 from peer_drives import ours
 from peer_drives.stubs import COMMON
-from peer_drives.turns import LEARNINGS, WARM_UP, Turns, TurnsOverError, Work
+from peer_drives.turns import LEARNINGS, WARM_UP, Learning, Turns, TurnsOverError, Work
 from support.results import Results, Row, device_name, options, table
 from training_phase import NAMES
 
@@ -43,7 +43,13 @@ PROMPTS, SAMPLES = ("2 red circles", "3 blue squares"), 18
 """Prompts of every turn of trainings whose rewards are compared, and samples of each."""
 PARTS = ("sample", "train")
 COMPILED = "sample compiled"
-LEARNING, SAME_DRAWS = "learning", "learning, same draws"
+LEARNING, SAME_DRAWS, FAST = "learning", "learning, same draws", "learning, fast"
+OWN = Learning(learning_rate=3e-4, timestep_fraction=0.99)
+"""DiffusionNFT's own settings."""
+FAST_TURNS = 3
+"""Turns of `fast` for each of DiffusionNFT's, which take about as long."""
+FAST_SAMPLES = 24
+"""Samples of a prompt, as DiffusionNFT's own settings and `fast` have them."""
 WIDE = 1.1
 """Turns that differ by this factor are shown."""
 COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
@@ -65,6 +71,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4], help="of these trainings")
     parser.add_argument(
         "--same-draws", action="store_true", help="in these trainings, DiffusionNFT gets our noise and noise levels"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="in these trainings, DiffusionNFT has its own settings, ours are `fast`"
     )
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with the miniatures and few samples")
     args = parser.parse_args()
@@ -96,31 +105,39 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
     complete = True
     for clone, seed in product(args.clones, args.seeds):
         drive = drive_of(clone)
-        if args.same_draws and drive is not imported("diffusion_nft"):
-            raise SystemExit(f"got --same-draws with {clone}; expected a clone of DiffusionNFT, or no --same-draws")
+        if (args.same_draws or args.fast) and drive is not imported("diffusion_nft"):
+            raise SystemExit(f"got --same-draws or --fast with {clone}; expected a clone of DiffusionNFT, or neither")
         model = next(model for model in ("sd3-medium", "sd3") if model in drive.MODELS)
         learning = replace(LEARNINGS[drive.RECIPE], same_draws=args.same_draws)
-        work = Work(model, drive.RECIPE, "cpu", SAMPLES, PROMPTS, seed, learning)
+        samples = SAMPLES
+        if args.fast:
+            learning, samples = OWN, FAST_SAMPLES
+        work = Work(model, drive.RECIPE, "cpu", samples, PROMPTS, seed, learning)
         common = {
             "model": work.model,
             "recipe": work.recipe,
-            "part": SAME_DRAWS if args.same_draws else LEARNING,
+            "part": FAST if args.fast else SAME_DRAWS if args.same_draws else LEARNING,
             "beside": drive.NAME,
             "seed": seed,
         }
-        with Trainer(None, work) as own, Trainer(clone, work) as peer:
+        with Trainer(None, replace(work, recipe="fast") if args.fast else work) as own, Trainer(clone, work) as peer:
             curves: dict[str, list[float]] = {OURS: [], drive.NAME: []}
+            seconds: dict[Trainer, list[float]] = {own: [], peer: []}
+            takes = {own: FAST_TURNS if args.fast else 1, peer: 1}
             for turn in range(args.learn):
-                for trainer in (own, peer):
-                    trainer.begin(turn)
-                for trainer, curve in zip((own, peer), curves.values(), strict=True):
-                    list(trainer.parts())
-                    curve.append(trainer.score)
+                for trainer, number in takes.items():
+                    for _ in range(number):
+                        trainer.begin(turn)
+                for (trainer, number), curve in zip(takes.items(), curves.values(), strict=True):
+                    for _ in range(number):
+                        list(trainer.parts())
+                        curve.append(trainer.score)
+                        seconds[trainer].append(trainer.cpu)
                 if own.failed or peer.failed:
                     complete = False
                     break
-                for name, curve in curves.items():
-                    results.add(common | {"trainer": name, "rewards": curve}, *common, "trainer")
+                for (name, curve), cpu in zip(curves.items(), seconds.values(), strict=True):
+                    results.add(common | {"trainer": name, "rewards": curve, "cpu": cpu}, *common, "trainer")
     return complete
 
 
@@ -175,6 +192,7 @@ class Trainer:
         seconds: of a sample, by part and turn.
         last: number of samples and peak memory of the newest turn, by part.
         score: mean reward of the last turn's samples.
+        cpu: its CPU seconds.
         failed: whether its process ended early.
     """
 
@@ -182,7 +200,7 @@ class Trainer:
         self.facts: dict[str, Any] = {}
         self.seconds: dict[str, list[float]] = {part: [] for part in PARTS}
         self.last: dict[str, Row] = {}
-        self.score = 0.0
+        self.score = self.cpu = 0.0
         self.failed = False
         context = multiprocessing.get_context("spawn")
         self._pipe, pipe = context.Pipe()
@@ -205,7 +223,7 @@ class Trainer:
                 self.seconds[found["part"]].append(found["s"])
                 self.last[found["part"]] = {name: found[name] for name in ("samples", "peak")}
                 yield found["part"]
-            self.facts, self.score = found["facts"], found["score"]
+            self.facts, self.score, self.cpu = found["facts"], found["score"], found["cpu"]
         except (EOFError, OSError):
             self.failed = True
 
@@ -236,10 +254,13 @@ HEAD = (
 
 def page(found: Mapping[str, Any]) -> str:
     lines = ["# Beside peers' own trainers", ""]
-    timed = [row for row in found.get("rows", ()) if row["part"] not in (LEARNING, SAME_DRAWS)]
-    learned, same = ([row for row in found.get("rows", ()) if row["part"] == part] for part in (LEARNING, SAME_DRAWS))
+    timed = [row for row in found.get("rows", ()) if not row["part"].startswith(LEARNING)]
+    learned, same, quick = (
+        [row for row in found.get("rows", ()) if row["part"] == part] for part in (LEARNING, SAME_DRAWS, FAST)
+    )
     sections = [*([_times(timed)] if timed else ()), *([_learning(learned)] if learned else ())]
     sections += [_same_draws(same)] if same else []
+    sections += [_fast(quick)] if quick else []
     for section in sections:
         lines += section
         lines += [""]
@@ -317,6 +338,37 @@ def _same_draws(rows: Sequence[Row]) -> Iterator[str]:
     yield "of our run. Small differences, as of rounding, grow from turn to turn."
     yield ""
     yield from table(("seed", "trainer", "rewards of each turn"), (_rewards(row) for row in rows))
+
+
+def _fast(rows: Sequence[Row]) -> Iterator[str]:
+    """Section of trainings with settings of their own."""
+    yield "## `fast` beside DiffusionNFT's own settings"
+    yield ""
+    yield f"By `--fast`, on a CPU: DiffusionNFT's code at its learning rate, {OWN.learning_rate:g}, {FAST_SAMPLES}"
+    yield "samples of each prompt; ours with `fast`, at 0.001, as for miniatures. Rewards are means of turns that end"
+    yield "within these CPU seconds of a trainer, over all generated samples. The difference is theirs minus ours."
+    yield ""
+    yield from table(
+        ("CPU seconds", "seeds", "turns, ours", "theirs", "reward, ours", "theirs", "difference"), halves(rows)
+    )
+
+
+def halves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    """Rewards in both halves of the CPU seconds that all trainings have reached."""
+    last = min(sum(row["cpu"]) for row in rows)
+    for begin, end in ((0, last / 2), (last / 2, last)):
+        of_trainers = []
+        for own in (True, False):
+            runs = [row for row in rows if (row["trainer"] == OURS) == own]
+            ends = [np.cumsum(row["cpu"]) for row in runs]
+            within = [(begin < at) & (at <= end) for at in ends]
+            of_trainers.append([np.array(row["rewards"])[at] for row, at in zip(runs, within, strict=True)])
+        if not all(len(turns) for runs in of_trainers for turns in runs):
+            continue
+        mine, theirs = (np.array([turns.mean() for turns in runs]) for runs in of_trainers)
+        turns = (f"{np.mean([len(each) for each in runs]):.1f}" for runs in of_trainers)
+        means = (f"{rewards.mean():.4f}" for rewards in (mine, theirs))
+        yield f"{begin:.0f} to {end:.0f}", str(len(mine)), *turns, *means, f"{over_seeds(theirs - mine):+.4f}"
 
 
 def _rewards(row: Row) -> Sequence[str]:

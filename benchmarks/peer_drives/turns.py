@@ -83,7 +83,7 @@ class Turns:
         self._on_gpu = device != "cpu"
         self._waited = False
         self._part: str | None = None
-        self._seconds, self._samples = 0.0, 0
+        self._seconds, self._samples, self._cpu = 0.0, 0, 0.0
         self._began: float | None = None
 
     def wait(self) -> None:
@@ -96,13 +96,15 @@ class Turns:
         if self._on_gpu:
             torch.cuda.empty_cache()
         if self._waited:
-            self._pipe.send({"facts": self.facts, "score": statistics.fmean(self.scores)})
+            score, cpu = statistics.fmean(self.scores), time.process_time() - self._cpu
+            self._pipe.send({"facts": self.facts, "score": score, "cpu": cpu})
             self.scores.clear()
         self._waited = True
         turn = self._pipe.recv()
         if turn is None:
             raise TurnsOverError
         self.warming = turn == WARM_UP
+        self._cpu = time.process_time()
 
     def begin(self, part: str, samples: int) -> None:
         """Begin, or go on with, a part: "sample" or "train" so many samples, until `end` or the end of the turn."""

@@ -152,11 +152,41 @@ def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytes
         peers.main()
 
 
-def test_same_draws_are_for_one_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clone = stand_in(tmp_path / "clone", {"scripts/train_sd3.py": ""})
-    monkeypatch.setattr(
-        sys, "argv", ["peers.py", str(clone), "--learn", "1", "--same-draws", "--out", str(tmp_path / "out")]
+def test_fast_takes_more_turns_beside_diffusionnft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "config = flags.FLAGS.config\n    assert config.train.learning_rate == 3e-4"
+    clone = stand_in(
+        tmp_path / "clone",
+        {
+            "config/nft.py": CONFIG,
+            "flow_grpo/sampler.py": PIPELINE,
+            "scripts/train_nft_sd3.py": "FAILS = False\n" + SCRIPT.replace("config = flags.FLAGS.config", own),
+        },
     )
+    options = ["--learn", "1", "--seeds", "5", "--fast", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), *options])
+    peers.main()
+    rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
+    assert {row["trainer"]: len(row["rewards"]) for row in rows} == {"ours": 3, "DiffusionNFT": 1}
+    assert all(len(row["cpu"]) == len(row["rewards"]) and min(row["cpu"]) > 0 for row in rows)
+
+
+def test_rewards_are_compared_within_equal_seconds() -> None:
+    common = {"part": "learning, fast", "seed": 1}
+    rows = [
+        common | {"trainer": "ours", "cpu": [1.0] * 4, "rewards": [1.0, 2.0, 3.0, 5.0]},
+        common | {"trainer": "DiffusionNFT", "cpu": [2.0, 2.0, 2.0], "rewards": [0.5, 2.5, 9.0]},
+    ]
+    first, second = peers.halves(rows)
+    assert first == ("0 to 2", "1", "2.0", "1.0", "1.5000", "0.5000", "-1.0000 [no limit]")
+    assert second == ("2 to 4", "1", "2.0", "1.0", "4.0000", "2.5000", "-1.5000 [no limit]")
+
+
+@pytest.mark.parametrize("option", ["--same-draws", "--fast"])
+def test_one_peer_has_our_draws_or_its_own_settings(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = stand_in(tmp_path / "clone", {"scripts/train_sd3.py": ""})
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), "--learn", "1", option, "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="expected a clone of DiffusionNFT"):
         peers.main()
 
