@@ -14,6 +14,7 @@ from fast.page import POOLED, by_preset, gains, height, preset_seconds, ratio
 from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
+from peers import halves
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
@@ -169,6 +170,7 @@ def figures(read: Read) -> dict[str, Any]:
             peer: _learning([row for row in beside if row["part"] == "learning" and row["beside"] == peer])
             for peer in dict.fromkeys(row["beside"] for row in beside if row["part"] == "learning")
         },
+        "quick": list(halves([row for row in beside if row["part"] == "learning, fast"])),
         "same_draws": _same_draws([row for row in beside if row["part"] == "learning, same draws"]),
     }
 
