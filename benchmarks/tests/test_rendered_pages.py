@@ -233,7 +233,7 @@ def test_the_stored_page_is_that_of_the_stored_figures(recorded: dict[str, Any])
 
 def test_the_figures_of_the_demo_are_of_its_settings() -> None:
     assert tuple(WORDS_RECORDED["settings"]) == WORDS.settings
-    assert all(one["tesseract"]["after"] >= 0.9 and one["first"] >= 15 for one in WORDS_RECORDED["runs"])
+    assert all(one["tesseract"]["after"] >= 0.85 and one["first"] >= 15 for one in WORDS_RECORDED["runs"])
 
 
 def test_the_index_quotes_the_stored_figures() -> None:
