@@ -120,10 +120,13 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
             "beside": drive.NAME,
             "seed": seed,
         }
-        with Trainer(None, replace(work, recipe="fast") if args.fast else work) as own, Trainer(clone, work) as peer:
+        with (
+            Trainer(None, replace(work, recipe="fast") if args.fast else work) as our_trainer,
+            Trainer(clone, work) as peer,
+        ):
             curves: dict[str, list[float]] = {OURS: [], drive.NAME: []}
-            seconds: dict[Trainer, list[float]] = {own: [], peer: []}
-            takes = {own: FAST_TURNS if args.fast else 1, peer: 1}
+            seconds: dict[Trainer, list[float]] = {our_trainer: [], peer: []}
+            takes = {our_trainer: FAST_TURNS if args.fast else 1, peer: 1}
             for turn in range(args.learn):
                 for trainer, number in takes.items():
                     for _ in range(number):
@@ -133,7 +136,7 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
                         list(trainer.parts())
                         curve.append(trainer.score)
                         seconds[trainer].append(trainer.cpu)
-                if own.failed or peer.failed:
+                if our_trainer.failed or peer.failed:
                     complete = False
                     break
                 for (name, curve), cpu in zip(curves.items(), seconds.values(), strict=True):
@@ -358,8 +361,8 @@ def halves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
     last = min(sum(row["cpu"]) for row in rows)
     for begin, end in ((0, last / 2), (last / 2, last)):
         of_trainers = []
-        for own in (True, False):
-            runs = [row for row in rows if (row["trainer"] == OURS) == own]
+        for of_ours in (True, False):
+            runs = [row for row in rows if (row["trainer"] == OURS) == of_ours]
             ends = [np.cumsum(row["cpu"]) for row in runs]
             within = [(begin < at) & (at <= end) for at in ends]
             of_trainers.append([np.array(row["rewards"])[at] for row, at in zip(runs, within, strict=True)])
@@ -382,12 +385,18 @@ def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
         for first in range(0, longest, TURNS_SHOWN):
             last = min(first + TURNS_SHOWN, longest)
             reached = [row for row in of_peer if len(row["rewards"]) >= last]
-            own, other = (
+            our_curves, their_curves = (
                 np.array([np.mean(row["rewards"][first:last]) for row in reached if row["trainer"] == name])
                 for name in (OURS, peer)
             )
-            means = (f"{rewards.mean():.4f}" for rewards in (own, other))
-            yield f"{first + 1} to {last}", peer, str(len(own)), *means, f"{over_seeds(other - own):+.4f}"
+            means = (f"{rewards.mean():.4f}" for rewards in (our_curves, their_curves))
+            yield (
+                f"{first + 1} to {last}",
+                peer,
+                str(len(our_curves)),
+                *means,
+                f"{over_seeds(their_curves - our_curves):+.4f}",
+            )
 
 
 def _title(row: Row) -> str:

@@ -342,10 +342,10 @@ def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
         norms = [one["gradient norm"] for row, one in gains.items() if row.startswith("24-in-24") != large]
         return span((last / first for first, last in norms), 0)
 
-    plain = [one for row, one in gains.items() if row.startswith("24-in-24")]
+    plain = [gain for row, gain in gains.items() if row.startswith("24-in-24")]
     return {
         "plateau_at": span((one["at iteration"] for row, one in gains.items() if not row.startswith("24-in-24")), 0),
-        "plain_ends": series((100 * one["end, sd"]["mean"] / one["best, sd"]["mean"] for one in plain), 0),
+        "plain_ends": series((100 * gain["end, sd"]["mean"] / gain["best, sd"]["mean"] for gain in plain), 0),
         "gradients_small": grown(False),
         "gradients_large": grown(True),
     }

@@ -8,7 +8,7 @@ from typing import Any
 from paper.experiments import RESULTS, Changes, Experiment, Programme
 
 BASELINE, STEEP = "24-in-24, β 1", "24-in-24, β 1, 0.001"
-FAST, PLAIN, PAPER, UNEXPLORED = "fast", "best plain", "Sol-RL as published", "fast without exploring"
+FAST, PLAIN, PAPER, UNEXPLORED = "fast", "12-in-12", "Sol-RL as published", "4-in-4"
 
 
 @dataclass(frozen=True)

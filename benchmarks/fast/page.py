@@ -1,7 +1,7 @@
 """The page: how soon each arm reaches shares of the baseline's best gain, how high it comes, and whether it stays."""
 
 import math
-import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,12 +13,10 @@ from paper.pace import first_reached
 from scipy.stats import t as student
 from support.results import table
 
-from fast.arms import BASELINE, FAST, PLAIN, STAGES, UNEXPLORED
+from fast.arms import BASELINE, FAST, STAGES, UNEXPLORED
 from fast.cost import SHAPES, fast_run, seconds_of_iteration, seconds_of_prompt
 
 Row = Mapping[str, Any]
-LABELS = {PLAIN: "12-in-12", UNEXPLORED: "4-in-4"}
-"""Arm → its name on pages, if that differs."""
 SHARES = (0.5, 0.7, 0.9)
 POOLED = "all worlds"
 CENSORED = 1.5
@@ -54,7 +52,7 @@ UNREACHED = """To 50 %, the time of 4-in-4 over that of `fast` is {}. To 90 % it
 
 
 def page(stored: Mapping[str, Any]) -> str:
-    """Markdown of all stages with runs of the baseline; `stored` is the content of fast.json."""
+    """Markdown of all stages; `stored` is the content of fast.json."""
     parts = [INTRODUCTION.format(SHAPES["flux"], CENSORED, PATIENCE)]
     if loop := stored.get("loop"):
         parts.append(f"{LOOP}\n{_loop(loop)}\n")
@@ -63,9 +61,10 @@ def page(stored: Mapping[str, Any]) -> str:
         rows = [row for row in stored["rows"] if row["stage"] == stage]
         parts.append(f"## {stage.capitalize()}\n")
         if about := stored.get("about", {}).get(stage):
-            for arm, label in LABELS.items():
-                about = about.replace(f"*{arm.capitalize()}*", f"*{label}*")
             parts.append(f"{about}\n")
+        if all(row["arm"] != BASELINE for row in rows):
+            parts.append(f"{_beside_fast(rows)}\n")
+            continue
         of_stage = figures(rows)
         if stage not in STAGES:
             del of_stage[POOLED]
@@ -74,6 +73,24 @@ def page(stored: Mapping[str, Any]) -> str:
             if world == POOLED:
                 parts += _notes(arms)
     return "\n".join(parts)
+
+
+def _beside_fast(rows: Sequence[Row]) -> str:
+    """Table of a stage without the baseline: runs of changes of `fast` beside those of `fast` with the same seed."""
+    fast = {(row["world"], row["seed"]): row for row in rows if row["arm"] == FAST}
+    cells = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        runs = [row for row in rows if row["arm"] == arm]
+        pairs = [(run, fast[key]) for run in runs if (key := (run["world"], run["seed"])) in fast]
+        if pairs:
+            ends = sorted(last(run) / height(run) for run, _ in pairs)
+            longer = 1 / statistics.geometric_mean(ratio(run, base, 0.9) for run, base in pairs)
+            cells.append((arm, f"{longer:.2f}", " ".join(f"{end:.2f}" for end in ends)))
+    return (
+        "\n".join(table(("arm", f"its time to 90 % of the best of {FAST}, over that of {FAST}", "ends"), cells))
+        if cells
+        else ""
+    )
 
 
 def _notes(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -208,7 +225,7 @@ def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         ends = [f"{end:.2f}" for end in each["ends"]]
         rows.append(
             (
-                _label(arm),
+                arm,
                 f"{each['seconds']:.1f}",
                 *(_cell(each["time"]["flux"][f"{share:.0%}"]) for share in SHARES),
                 *(_cell(each["time"][shape]["90%"]) for shape in SHAPES if shape != "flux"),
@@ -222,11 +239,6 @@ def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
             )
         )
     return "\n".join(table(heads, rows))
-
-
-def _label(arm: str) -> str:
-    """The name of an arm on pages, with samples as K-in-N."""
-    return LABELS.get(arm, re.sub(r"(\d+)(?:of|in)(\d+)", r"\1-in-\2", arm))
 
 
 def _cell(value: Mapping[str, Any] | None, spec: str = ".2f") -> str:

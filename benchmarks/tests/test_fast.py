@@ -84,16 +84,25 @@ def test_the_page_has_each_world_and_the_pooled_ratio() -> None:
     assert "| fast | 0.3 | 10.00 | 10.00 | 10.00 | 10.00 | 10.00 | 1.00 | +0.00 | -0.27 | 1.00 | 0.80 | 0 | 1 |" in text
 
 
+def test_a_stage_without_the_baseline_is_compared_with_fast() -> None:
+    """90 % of the best of `fast` after 9 iterations, of the change after 4.5; it ends at 0.8 of its best."""
+    fast = row("fast", [[0, 0.0, 0.0], [10, 1.0, 0.2]], 4.0)
+    quicker = row("wd.1", [[0, 0.0, 0.0], [5, 1.0, 0.2], [10, 0.8, 0.4]], 4.0)
+    text = page({"rows": [{**fast, "stage": "screen"}, {**quicker, "stage": "screen"}]})
+    assert "| fast | 1.00 | 1.00 |" in text
+    assert "| wd.1 | 0.50 | 0.80 |" in text
+
+
 def test_figures_pool_the_worlds_that_an_arm_has_and_a_run_keeps_its_plateau() -> None:
     """9 of world w and 4 of world v have the geometric mean 6; the arm of w alone keeps its figure there."""
     quick = row("fast", [[0, 0.0, 0.0], [5, 1.0, 0.2], [10, 0.8, 0.4]], 4.0)
     slower = {**quick, "seconds": dict.fromkeys(SHAPES, 9.0), "world": "v"}
-    plain = row("best plain", [[0, 0.0, 0.0], [10, 1.0, 0.5]], 10.0)
+    plain = row("12-in-12", [[0, 0.0, 0.0], [10, 1.0, 0.5]], 10.0)
     of_stage = figures([BASE, quick, {**BASE, "world": "v"}, slower, plain])
     pooled = of_stage["all worlds"]
     assert pooled["fast"]["time"]["flux"]["90%"]["mean"] == pytest.approx(10 * (4 / 9) ** 0.5)
-    assert pooled["best plain"]["worlds"] == 1
-    assert pooled["best plain"]["over"]["90%"]["mean"] == pytest.approx(10 / 2)
+    assert pooled["12-in-12"]["worlds"] == 1
+    assert pooled["12-in-12"]["over"]["90%"]["mean"] == pytest.approx(10 / 2)
     assert of_stage["w"]["fast"]["kept"] == [1.0]
     falls = row("fast", [[0, 0.0, 0.0], [2, 0.5, 0.0], [6, 0.4, 0.0], [10, 1.0, 0.0]])
     assert kept(falls) == 0.5

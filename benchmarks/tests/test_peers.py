@@ -153,13 +153,13 @@ def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_fast_takes_more_turns_beside_diffusionnft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = "config = flags.FLAGS.config\n    assert config.train.learning_rate == 3e-4"
+    read = "config = flags.FLAGS.config\n    assert config.train.learning_rate == 3e-4"
     clone = stand_in(
         tmp_path / "clone",
         {
             "config/nft.py": CONFIG,
             "flow_grpo/sampler.py": PIPELINE,
-            "scripts/train_nft_sd3.py": "FAILS = False\n" + SCRIPT.replace("config = flags.FLAGS.config", own),
+            "scripts/train_nft_sd3.py": "FAILS = False\n" + SCRIPT.replace("config = flags.FLAGS.config", read),
         },
     )
     options = ["--learn", "1", "--seeds", "5", "--fast", "--out", str(tmp_path)]

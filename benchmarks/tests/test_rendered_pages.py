@@ -98,7 +98,7 @@ def test_no_screen_had_mini_flux_or_a_seed_of_the_confirmed_runs() -> None:
     assert "mini-flux was in no screen" in (ROOT / "docs/findings.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("arm", ["fast", "best plain", "Sol-RL as published"])
+@pytest.mark.parametrize("arm", ["fast", "12-in-12", "Sol-RL as published"])
 def test_the_index_of_results_quotes_the_confirmed_figures(arm: str) -> None:
     assert times(CONFIRMED[arm]["time"]["flux"]["90%"]) in (RESULTS / "README.md").read_text(encoding="utf-8")
 
@@ -106,7 +106,7 @@ def test_the_index_of_results_quotes_the_confirmed_figures(arm: str) -> None:
 def test_the_readme_quotes_the_confirmed_figures() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{times(CONFIRMED['fast']['time']['flux']['90%'])}](docs/findings.md#a-quicker-recipe)" in text
-    plain = CONFIRMED["best plain"]
+    plain = CONFIRMED["12-in-12"]
     assert f"[{-CONFIRMED['fast']['judge']['mean']:.2f} sd less](docs/findings.md#where-fast-is-weak)" in text
     assert f"twelve images gives {plain['time']['flux']['90%']['mean']:.1f} ×;" in text
     assert f"training on four, another {plain['over']['90%']['mean']:.1f} ×" in text

@@ -143,11 +143,11 @@ def test_health_checks_ask_a_route_that_the_service_has_and_it_has_time_to_finis
     assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= seconds
 
 
-@pytest.mark.parametrize("given", [{}, {"SOLRL_LIVE_TIMEOUT": "120"}], ids=["default", "raised"])
+@pytest.mark.parametrize("variables", [{}, {"SOLRL_LIVE_TIMEOUT": "120"}], ids=["default", "raised"])
 def test_the_health_check_waits_longer_than_the_service_does(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = load(FILE, given)["services"]["rollout"]
+    body = load(FILE, variables)["services"]["rollout"]
     (waits,) = re.findall(r"timeout=(.+)\)$", body["healthcheck"]["test"][-1])
     for name, value in body["environment"].items():
         monkeypatch.setenv(name, value)

@@ -73,7 +73,7 @@ def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     assert make(HF_TOKEN="hf_word") == first | {"hf_token": "hf_word"}
     assert make() == first | {"hf_token": "hf_word"}
     trainers = {entry if isinstance(entry, str) else entry["source"] for entry in COMPOSE["trainer"]["secrets"]}
-    own = make(folder / "alice", HF_TOKEN="hf_alice")
-    assert own.keys() == trainers | {".gitignore"}, "none that opens Redis"
-    assert own["hf_token"] == "hf_alice"
+    alice = make(folder / "alice", HF_TOKEN="hf_alice")
+    assert alice.keys() == trainers | {".gitignore"}, "none that opens Redis"
+    assert alice["hf_token"] == "hf_alice"
     assert make() == first | {"hf_token": "hf_word"}

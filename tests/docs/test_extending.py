@@ -121,8 +121,8 @@ def test_the_trainer_accepts_the_page_s_reward() -> None:
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     few = ("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "optimizer.batch=8", "evaluate.guards=[]")
     settings = [*overrides(ALGORITHM, "my_algorithms"), *QUICK, *few]
-    given: Any = {"overrides": settings, "arguments": {"output": tmp_path}}
-    config = resolve("mini-sana/fast/clipscore", **given).config
+    changes: Any = {"overrides": settings, "arguments": {"output": tmp_path}}
+    config = resolve("mini-sana/fast/clipscore", **changes).config
     assert (config.algorithm.name, config.algorithm.tau) == (IPO, 10)  # type: ignore[attr-defined]
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
@@ -135,8 +135,8 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
 
 def test_the_policy_gradient_trains_on_the_policy_that_generated(examples: Path, tmp_path: Path) -> None:
     settings = [*overrides(ALGORITHM, "my_gradient"), *QUICK, "explore.prompts=1", "explore.candidates=4"]
-    given: Any = {"overrides": [*settings, "explore.keep=4", "optimizer.batch=8"], "arguments": {"output": tmp_path}}
-    config = resolve("mini-sana/flowgrpo/clipscore", **given).config
+    changes: Any = {"overrides": [*settings, "explore.keep=4", "optimizer.batch=8"], "arguments": {"output": tmp_path}}
+    config = resolve("mini-sana/flowgrpo/clipscore", **changes).config
     assert config.policy.decay_max == 0
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
@@ -161,9 +161,9 @@ def test_the_policy_gradient_raises_the_probability_of_better_steps(examples: Pa
     before = solver.log_prob(x, sigma, sigma_next, v, x_next)
     batch = TrajectoryBatch(x, sigma.float(), torch.tensor([1.0, -1.0]), x_next, sigma, sigma_next, before, solver)
     v.requires_grad_()
-    found = algorithm.loss(batch, Velocities(v, {}))
-    assert float(found.value.detach()) == pytest.approx(0, abs=1e-6)
-    (slope,) = torch.autograd.grad(found.value, v)
+    result = algorithm.loss(batch, Velocities(v, {}))
+    assert float(result.value.detach()) == pytest.approx(0, abs=1e-6)
+    (slope,) = torch.autograd.grad(result.value, v)
     after = batch.log_prob_under(v.detach() - 1e-3 * slope)
     assert after[0] > before[0]
     assert after[1] < before[1]
@@ -180,11 +180,11 @@ def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
     v_ref = noise - x0 + 1
     v = v_ref - torch.tensor([[0.1], [0.0]])  # nearer to the better sample
     batch = ForwardBatch((x0 + noise) / 2, torch.full((2,), 0.5), torch.zeros(2), x0, noise)
-    found = algorithm.loss(batch, Velocities(v, {"reference": v_ref}))
+    result = algorithm.loss(batch, Velocities(v, {"reference": v_ref}))
     margin = 1 - 0.9**2
-    figures = {name: float(figure) for name, figure in found.figures.items()}
+    figures = {name: float(figure) for name, figure in result.figures.items()}
     assert figures == {"accuracy": 1.0, "margin": pytest.approx(margin, rel=1e-4)}
-    assert float(found.value) == pytest.approx((4 * margin - 1) ** 2, rel=1e-3)
+    assert float(result.value) == pytest.approx((4 * margin - 1) ** 2, rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_the_class_of_the_page_on_rewards_prefers_images_like_the_photos(
         turned.save(folder / f"{number}.JPG", quality=100, subsampling=0, exif=exif)
         rewards = RewardSet.load([name], mini, {name: options})
         scores = rewards.score([name], images, ["a"] * 3, [{}] * 3)[name]
-        assert set(range(3)) - {int(one) for one in scores.argsort(descending=True)[: number + 1]} == set(
+        assert set(range(3)) - {int(place) for place in scores.argsort(descending=True)[: number + 1]} == set(
             range(number + 1, 3)
         )
         assert scores.max() <= 1 + 1e-5

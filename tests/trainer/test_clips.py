@@ -82,9 +82,9 @@ def test_calibrate_measures_clips(folder: Path, tmp_path: Path) -> None:
     overrides = (*SMALL, "rollout_url=null", "generate.frames=9", "explore.keep=2", "explore.precision=bf16")
     config = run_config("wan/sol_rl/clipscore", tmp_path / "calibration", *overrides, model=str(folder))
     limits = PlanSet(steps=(2,), schedules=())
-    found = calibrate(config, config.output, prompts=2, minimum=-1.0, limits=limits)
-    assert [row["name"] for row in found["plans"]] == ["bf16 2 steps"]
-    assert found["chosen"] is not None
+    summary = calibrate(config, config.output, prompts=2, minimum=-1.0, limits=limits)
+    assert [row["name"] for row in summary["plans"]] == ["bf16 2 steps"]
+    assert summary["chosen"] is not None
     planned = yaml.safe_load((config.output / "plan.yaml").read_text())
     assert planned["generate"] == {"height": 64, "width": 96, "frames": 9}
 

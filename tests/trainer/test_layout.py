@@ -58,11 +58,11 @@ def test_all_pages_say_the_hours_of_layout_and_the_same_plan() -> None:
     for column, (name, model) in enumerate({"FLUX.1": "flux1", "SD3.5-Large": "sd3", "SANA 1.6B": "sana"}.items()):
         (row,) = re.findall(rf"^\| {re.escape(name)}, \S+² \| (.*) \|$", text, re.MULTILINE)
         for gpu, cell in zip(gpus, row.split(" | "), strict=True):
-            shown = in_readme[gpu][column].removesuffix(" |")
+            quoted = in_readme[gpu][column].removesuffix(" |")
             if cell == "does not fit":
-                assert shown.startswith("lacks")
+                assert quoted.startswith("lacks")
                 continue
-            assert shown == cell
+            assert quoted == cell
             hours, blocks = re.findall(r"[\d.]+ h|\(\d+", f"{cell} (0")[:2]
             changes = [f"optimizer.activation_checkpointing={blocks[1:]}"]
             changes += ["explore.precision=bf16"] if gpu in ("A100", "L40S", "RTX 4090") else []
@@ -83,8 +83,8 @@ def test_the_speed_of_a_service_beside_one_run_in_many_gpus_md_is_that_of_the_co
     text = " ".join((ROOT / "docs/many-gpus.md").read_text(encoding="utf-8").split())
 
     def speed(*words: str) -> float:
-        shown = layout("--preset", "flux1/fast/imagereward", "--gpus", "2", *words)
-        seconds = dict(re.findall(r"│ (2 without|1 serving)[^│]*│ +([\d.]+)", shown))
+        printed = layout("--preset", "flux1/fast/imagereward", "--gpus", "2", *words)
+        seconds = dict(re.findall(r"│ (2 without|1 serving)[^│]*│ +([\d.]+)", printed))
         return float(seconds["2 without"]) / float(seconds["1 serving"])
 
     six, four = speed(), speed("--set", "explore.steps=4")
@@ -124,8 +124,8 @@ def test_gpus_are_divided_among_all_runs() -> None:
 
 def test_the_fastest_layouts_with_and_without_a_service_come_with_their_commands() -> None:
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "4")
-    shown = layout(*words)
-    without, _, served_by = shown.partition("\nwith a service, ")
+    printed = layout(*words)
+    without, _, served_by = printed.partition("\nwith a service, ")
     assert (
         "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2 "
         "--set prompts=prompts\n" in f"{without}\n"
@@ -135,12 +135,12 @@ def test_the_fastest_layouts_with_and_without_a_service_come_with_their_commands
     (share,) = re.findall(r"--set explore\.share=([\d.]+) --set prompts=prompts\n", served_by)
     # With this share, a rank explores whole prompts.
     assert float(share) * 16 == pytest.approx(round(float(share) * 16), abs=0.01)
-    shown = layout("--preset", "flux1/fast/hpsv2", "--gpus", "2", "--set", "prompts=my_prompts", "--set", "run=first")
-    assert "explore.share" not in shown
-    assert "8100 --set prompts=my_prompts --set run=first\n" in shown
+    printed = layout("--preset", "flux1/fast/hpsv2", "--gpus", "2", "--set", "prompts=my_prompts", "--set", "run=first")
+    assert "explore.share" not in printed
+    assert "8100 --set prompts=my_prompts --set run=first\n" in printed
 
-    shown = layout("--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2").partition("\nwith a service, ")[2]
-    commands = [line.split() for line in shown.splitlines() if "CUDA" in line]
+    printed = layout("--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2").partition("\nwith a service, ")[2]
+    commands = [line.split() for line in printed.splitlines() if "CUDA" in line]
     assert [words[0] for words in commands] == [f"CUDA_VISIBLE_DEVICES={gpu}" for gpu in range(3)]
     assert [words[-1] for words in commands[1:]] == ["run=flux1-sol_rl-hpsv2-1", "run=flux1-sol_rl-hpsv2-2"]
 
@@ -188,9 +188,9 @@ def test_hours_of_another_gpu_follow_the_peaks_and_are_marked_as_computed() -> N
     words = ("--preset", "sana/fast/clipscore", "--gpus", "1")
 
     def hours(*more: str) -> float:
-        (found,) = re.findall(r"without a service, ([\d.]+) h per run", shown := layout(*words, *more))
-        assert ("not measured" in shown) is bool(more)
-        return float(found)
+        (of_run,) = re.findall(r"without a service, ([\d.]+) h per run", printed := layout(*words, *more))
+        assert ("not measured" in printed) is bool(more)
+        return float(of_run)
 
     assert hours("--scaled-to", "H100") == hours()
     assert hours("--scaled-to", "RTX 4090") == pytest.approx(hours() * 989 / 165, rel=0.01)
@@ -221,16 +221,16 @@ def test_the_command_tells_of_whole_iterations_and_of_a_fitted_plan() -> None:
     for model, measured in (("flux1", "flux"), ("sd3", "sd3"), ("sana", "sana")):
         fast = resolve(f"{model}/fast/imagereward", overrides=["explore.precision=fp8"]).config
         longer.append(loop[measured]["clock"] / (fast.explore.prompts * stages(fast, RATES[model]).total) - 1)
-    shown = layout("--preset", "flux1/sol_rl/hpsv2")
-    assert f"of fast took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer".replace("-", "−") in shown
+    printed = layout("--preset", "flux1/sol_rl/hpsv2")
+    assert f"of fast took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer".replace("-", "−") in printed
     first, second, third = (f"{100 * each:+.0f}".lstrip("+") for each in longer)
     page = (ROOT / "docs/many-gpus.md").read_text(encoding="utf-8")
     assert f"`fast` took [{first}, +{second} and +{third} %]".replace("-", "−") in page
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2")
     (hours,) = re.findall(r"^with 4 steps .* ([\d.]+) h per run$", layout(*words), re.MULTILINE)
-    shown = layout(*words, "--set", "explore.steps=4")
-    assert "with 4 steps" not in shown
-    assert re.search(rf"2 without a service .* {re.escape(hours)} │", shown)
+    printed = layout(*words, "--set", "explore.steps=4")
+    assert "with 4 steps" not in printed
+    assert re.search(rf"2 without a service .* {re.escape(hours)} │", printed)
 
 
 URL = "http://127.0.0.1:8100"

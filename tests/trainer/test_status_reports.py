@@ -43,7 +43,7 @@ def test_a_run_reports_its_metrics_curve_settings_and_last_samples(
     train(config, Watcher())
     assert not [note for note in notes if "page" in note]
     detail = RunDetail.model_validate_json(small_service.client.get(f"/v1/runs/{config.run}/iterations").content)
-    (run,) = [one for one in small_service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
+    (run,) = [status for status in small_service.client.get("/v1/status").json()["runs"] if status["run"] == config.run]
     lines = events(config.output, "iteration")
     assert detail.curve.iterations == (0, 1)
     series = detail.curve.series

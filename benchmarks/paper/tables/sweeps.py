@@ -28,10 +28,10 @@ USUAL = sized(96, 12)
 
 def plans(model: str) -> dict[str, Changes]:
     """Other plans than six steps; fitted ones only for models that have stored fitted steps."""
-    found: dict[str, Changes] = {"6 steps": {}}
+    exploring: dict[str, Changes] = {"6 steps": {}}
     if fitted := fitted_plan(model):
-        found[f"{fitted['explore.steps']} fitted steps"] = fitted
-    return found
+        exploring[f"{fitted['explore.steps']} fitted steps"] = fitted
+    return exploring
 
 
 def arms(context: Context) -> dict[str, Arm]:

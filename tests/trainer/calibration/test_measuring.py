@@ -57,14 +57,14 @@ SOLVER = identity_solver(SCHEDULES[0])
 
 def test_every_precision_is_tried_with_all_step_counts() -> None:
     config = resolve(PRESET, overrides=["solver=dpm2"]).config
-    found = plans(config, ("nvfp4", "bf16"), [SOLVER], PlanSet())
+    measured = plans(config, ("nvfp4", "bf16"), [SOLVER], PlanSet())
     each = [(2, None), (3, None), (4, None), (6, None), (8, None), (4, SOLVER)]
-    assert [(plan.steps, plan.fitted) for plan in found] == each * 2
-    assert all(plan.solver == "dpm2" for plan in found)
+    assert [(plan.steps, plan.fitted) for plan in measured] == each * 2
+    assert all(plan.solver == "dpm2" for plan in measured)
 
 
 def test_limited_sets_have_the_reference() -> None:
     config = resolve(PRESET).config
-    found = plans(config, ("nvfp4",), [], PlanSet(steps=(4,)))
-    assert [plan.steps for plan in found] == [4, 6]
-    assert reference_plan(config, ("nvfp4", "bf16")) == found[1]
+    measured = plans(config, ("nvfp4",), [], PlanSet(steps=(4,)))
+    assert [plan.steps for plan in measured] == [4, 6]
+    assert reference_plan(config, ("nvfp4", "bf16")) == measured[1]

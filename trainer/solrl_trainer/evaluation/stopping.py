@@ -71,24 +71,24 @@ def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> st
         lines: the run's evaluations up to that version.
         config: its settings, see `evaluate.stop_after` and `evaluate.guards`.
     """
-    judge = config.evaluate
-    if not judge.every or not (version == config.iterations or judge.is_due(version)):
+    settings = config.evaluate
+    if not settings.every or not (version == config.iterations or settings.is_due(version)):
         return None
-    reason = fallen_guards(lines, judge.guards, version) or _end_of_rise(lines, config, version)
+    reason = fallen_guards(lines, settings.guards, version) or _end_of_rise(lines, config, version)
     sound = sound_scores(lines, config)
     base_is_best = bool(sound) and _best(sound) == 0
     return f"{reason}; the base, version 0, is the best" if reason and base_is_best else reason
 
 
 def _end_of_rise(lines: Sequence[Line], config: RunConfig, version: int) -> str | None:
-    judge, scores = config.evaluate, held_out_scores(lines, config.weights)
-    if judge.stop_after is None or version not in scores:
+    settings, scores = config.evaluate, held_out_scores(lines, config.weights)
+    if settings.stop_after is None or version not in scores:
         return None
     best = _best(scores)
     if fall := clear_fall(lines, config.weights, version, best):
         return fall
     since = version - best
-    if since < (1 if version == config.iterations else judge.stop_after * config.iterations):
+    if since < (1 if version == config.iterations else settings.stop_after * config.iterations):
         return None
     return f"no new best held-out reward in {since} iterations, since {scores[best]:.4f} at version {best}"
 
