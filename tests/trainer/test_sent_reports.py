@@ -147,7 +147,7 @@ def png(side: int) -> str:
     ("images", "fault"),
     [
         ([png(8)], "images; got '1 images'"),
-        ([png(8), None], "images[1]; got '0 bytes that are no such image"),
+        ([png(8), None], "a line that cannot be read (group.images.1: Input should be a valid string)"),
         ([png(8), "%%%"], "images[1]; got '0 bytes"),
         ([png(8), "aW1hZ2U="], "images[1]; got '5 bytes that are no such image"),
         ([png(9), png(8)], "images[0]; got 'an image of 9 × 9 pixels"),
