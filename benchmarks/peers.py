@@ -293,7 +293,8 @@ def _times(rows: list[Row]) -> Iterator[str]:
     yield from table(("model", "trainer", *COLUMNS), (_facts(next(filter(None, rows))) for rows in whole))
     yield ""
     yield "Weights: of the frozen transformer; autocast: what it converts them to. Recomputed: activations in the"
-    yield "backward pass. Decoder: weights of the autoencoder."
+    yield "backward pass. Decoder: weights of the autoencoder. Images have ten steps: by DPM-Solver++(2M), in"
+    yield "Flow-Factory by Euler's, in FlowGRPO's rows by stochastic ones."
 
 
 def _cells(sample: Row | None, compiled: Row | None, train: Row | None) -> Iterator[str]:
