@@ -29,8 +29,6 @@ Interval = Mapping[str, float]
 MODELS = ("flux", "sd3", "sana")
 FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
-AWM_STAGE, AS_CONFIRMED = "screen 8", "100 it"
-"""The stage that has AWM, and its arm with the settings of `fast`."""
 PULL_STAGE, PULLED = "screen 9", "kl.1"
 """The stage that has a pull to the reference, and its arm with one of 0.1."""
 TITLES = {
@@ -122,7 +120,6 @@ def unlike(facts: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """What a peer's trainer does otherwise than ours, of what changes its time."""
     said = {
         "levels": f"trains {facts['levels']} noise levels, ours {ours['levels']}",
-        "compiled": "uncompiled",
         "weights": f"{facts['weights']} weights",
         "recomputed": f"recomputes {facts['recomputed']}",
         "sampled at once": f"draws {facts['sampled at once']} at once",
@@ -160,10 +157,10 @@ def figures(read: Read) -> dict[str, Any]:
     tables, beside = read("paper")["tables"], read("peers")["rows"]
     return {
         **_ranks(read),
-        **_plateaus(tables["plateaus"]["gains"]),
         **_hacking(tables["hacking"]),
         **_times(read),
         "fast": _fast(read("fast")),
+        "long_runs": _plateaus(tables["plateaus"]["gains"]),
         "peers": _peers(beside),
         "engines": _engines(read("engines")["rows"]),
         "learning": {
@@ -249,7 +246,6 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "before": {
             "all": before[POOLED][FAST]["time"]["flux"]["90%"],
             "worlds": {world: arms[FAST]["time"]["flux"]["90%"] for world, arms in before.items()},
-            "end": min(before[FALLS][FAST]["ends"]),
         },
         "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
@@ -280,7 +276,6 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             "rest": f"{min(end for arms in rest for end in arms[FAST]['ends']):.2f}",
         },
         "below": sum(arms[FAST]["time"]["flux"]["90%"]["mean"] < SPEED_UP[1] for arms in of_stage.values()),
-        "awm": _awm([row for row in stored["rows"] if row["stage"] == AWM_STAGE]),
     }
 
 
@@ -303,24 +298,6 @@ def _pulled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _awm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Number of AWM's settings that were screened beside `fast`, and world → speed-up of the best one and of `fast`."""
-    of_stage = of_recipes(rows)
-    del of_stage[POOLED]
-    times_of = {
-        world: {arm: each["time"]["flux"]["90%"]["mean"] for arm, each in arms.items()}
-        for world, arms in of_stage.items()
-    }
-    arms = {arm for of_world in times_of.values() for arm in of_world if "AWM" in arm}
-    return {
-        "settings": len(arms),
-        "best": {
-            world: {"awm": max(of_world[arm] for arm in arms), "fast": of_world[AS_CONFIRMED]}
-            for world, of_world in times_of.items()
-        },
-    }
-
-
 def _plain_run(shape: str) -> RunConfig:
     """Settings of the simplest recipe, with as many prompts as `fast`."""
     return resolve(f"{PRESETS[shape]}/diffusionnft/imagereward", overrides=["explore.prompts=12"]).config
@@ -337,18 +314,24 @@ def _ranks(read: Read) -> dict[str, str]:
     }
 
 
-def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
-    def grown(large: bool) -> str:
-        norms = [one["gradient norm"] for row, one in gains.items() if row.startswith("24-in-24") != large]
-        return span((last / first for first, last in norms), 0)
-
-    plain = [gain for row, gain in gains.items() if row.startswith("24-in-24")]
-    return {
-        "plateau_at": span((one["at iteration"] for row, one in gains.items() if not row.startswith("24-in-24")), 0),
-        "plain_ends": series((100 * gain["end, sd"]["mean"] / gain["best, sd"]["mean"] for gain in plain), 0),
-        "gradients_small": grown(False),
-        "gradients_large": grown(True),
-    }
+def _plateaus(gains: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Rows of the long runs: their best iteration, their end in sd and as a share of their best, and the growth of the
+    gradient's norm.
+    """
+    rows = []
+    for name, gain in gains.items():
+        arm, _, reward = name.partition(", ")
+        first, last = gain["gradient norm"]
+        rows.append(
+            {
+                "run": f"{arm}, {TITLES[reward]}",
+                "best": f"{gain['at iteration']:.0f}",
+                "end": signed(gain["end, sd"]),
+                "share": f"{100 * gain['end, sd']['mean'] / gain['best, sd']['mean']:.0f} %".replace("-", "−"),
+                "gradient": f"{last / first:.0f} ×",
+            }
+        )
+    return rows
 
 
 def _hacking(table: Mapping[str, Any]) -> dict[str, str]:
@@ -360,21 +343,16 @@ def _hacking(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _times(read: Read) -> dict[str, str]:
-    phases, rows = read("rollout_phase")["models"], read("equal_gpus")["rows"]
+    rows = read("equal_gpus")["rows"]
     one_gpu = {(row["model"], row["part"]): row["s"] for row in rows if row["gpus"] == 1}
     whole = [
         (one_gpu[model, "naive"] + one_gpu[model, "training"]) / (one_gpu[model, "sol_rl"] + one_gpu[model, "training"])
         for model in MODELS
     ]
     equal = [one_gpu[model, "naive"] / one_gpu[model, "sol_rl"] for model in MODELS]
-    phase = [
-        one["baseline"]["s"] / (one["6 steps"]["s"] + one["regenerate"]["s"])
-        for one in (phases[model]["phase"] for model in MODELS)
-    ]
     runs = read("true_run")["runs"].values()
     sent = [100 * run["medians"]["push"] / run["wall"] for run in runs]
     return {
-        "phase": f"{series(phase)} ×",
         "phase_equal": f"{series(equal)} ×",
         "whole": f"{series(whole)} ×",
         "sync": f"{span(sent, 1)} %",
