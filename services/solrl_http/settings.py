@@ -1,11 +1,12 @@
 """Settings of a server, by flag or by environment (`SOLRL_PORT`, …): its address, access, limits and log."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from solrl_proto.home import with_home
 
@@ -21,11 +22,35 @@ CONFIG = SettingsConfigDict(
 )
 
 
-def split(value: Any) -> Any:
-    """Different items of a setting with several; in the environment they are separated by commas."""
+def _split(value: Any) -> Any:
     if isinstance(value, str):
         value = tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+
+
+Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Different texts; in the environment they are separated by commas."""
+
+JSON_OPTION = tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
+"""Marks a setting that is a mapping as an option in JSON."""
+
+
+def names_differ(of: str, name: Callable[[str], str], expected: str) -> AfterValidator:
+    """Validator of a `Listed` setting whose items have different names.
+
+    Args:
+        of: the items in the plural, for the error.
+        name: item → its name.
+        expected: what to give instead, for the error.
+    """
+
+    def check(value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [name(text) for text in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"got two {of} with one name: {names}; expected {expected}")
+        return value
+
+    return AfterValidator(check)
 
 
 def parse_reward(text: str, sign: str, expected: str) -> tuple[str, str]:
@@ -67,7 +92,7 @@ class HttpSettings(BaseSettings):
     """Address of a container's published port. An address beyond loopback requires a token file, also with
     allow_anonymous."""
 
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
+    allowed_hosts: Annotated[Listed, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
@@ -102,11 +127,6 @@ class HttpSettings(BaseSettings):
     @classmethod
     def _begins_at_home(cls, value: Any) -> Any:
         return with_home(value)
-
-    @field_validator("allowed_hosts", mode="before")
-    @classmethod
-    def _split_hosts(cls, value: Any) -> Any:
-        return split(value)
 
 
 def require_within(settings: HttpSettings, *pairs: tuple[str, str]) -> None:

@@ -8,7 +8,17 @@ import tyro
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_core.devices import DeviceName, resolve_device
-from solrl_http.settings import ACCESS, CONFIG, MIB, HttpSettings, parse_reward, require_within, split
+from solrl_http.settings import (
+    ACCESS,
+    CONFIG,
+    JSON_OPTION,
+    MIB,
+    HttpSettings,
+    Listed,
+    names_differ,
+    parse_reward,
+    require_within,
+)
 from solrl_proto.home import with_home
 from solrl_proto.scores import MAX_SCORED_IMAGES
 
@@ -23,14 +33,14 @@ class Scoring(BaseSettings):
 
     model_config = CONFIG
 
-    rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
+    rewards: Annotated[
+        Listed,
+        Field(min_length=1),
+        names_differ("rewards", lambda text: _parse_reward(text)[0], "name=source for one of them"),
+    ] = ("clipscore",)
     """Rewards to serve, by name or package.module:attribute; name=source serves one under another name."""
 
-    reward_options: Annotated[
-        dict[str, dict[str, Any]],
-        NoDecode,
-        tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint=""),
-    ] = Field(default_factory=dict)
+    reward_options: Annotated[dict[str, dict[str, Any]], NoDecode, JSON_OPTION] = Field(default_factory=dict)
     """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
     For example '{"hpsv2": {"dtype": "bfloat16"}}'."""
 
@@ -92,16 +102,3 @@ class RewardSettings(HttpSettings, Scoring):
     def _largest_body_fits(self) -> Self:
         require_within(self, ("max_body_bytes", "max_inflight_bytes"))
         return self
-
-    @field_validator("rewards", mode="after")
-    @classmethod
-    def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [name for name, _ in map(_parse_reward, value)]
-        if len(set(names)) < len(names):
-            raise ValueError(f"got two rewards with one name: {names}; expected name=source for one of them")
-        return value
-
-    @field_validator("rewards", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return split(value)

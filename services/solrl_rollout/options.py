@@ -1,17 +1,17 @@
 """The commands of `solrl-rollout` with their options."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from solrl_core.model_options import ImageSize
+from solrl_http.settings import JSON_OPTION
 from solrl_http.tokens import Scope
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Solver
 
-from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.settings import FRAMES, PIXELS, RolloutSettings
 
 TokenFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: SOLRL_TOKEN_FILE)")]
 
@@ -32,11 +32,11 @@ class RolloutDoctor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sized:
-    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    height: Annotated[int | None, PIXELS] = None
     """Height of images in pixels."""
-    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    width: Annotated[int | None, PIXELS] = None
     """Width of images in pixels."""
-    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
+    frames: Annotated[int | None, FRAMES] = None
     """Frames of clips, for a model that makes clips."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
     """Hub commit or tag."""
@@ -57,9 +57,7 @@ class Check(_Sized):
     """Precisions to check; by default all but BF16 that the device supports."""
     rewards: tuple[str, ...] = ("clipscore",)
     """Rewards that judge."""
-    reward_options: Annotated[
-        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
-    ] = field(default_factory=dict)
+    reward_options: Annotated[dict[str, dict[str, Any]], JSON_OPTION] = field(default_factory=dict)
     """Options of rewards, as of `serve`."""
     prompts: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: of shapes)")] = None
     """Text file with a prompt on each line, or a registered prompt set; the first ones are used."""

@@ -1,6 +1,5 @@
 """Settings of `solrl-rollout serve`, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -9,10 +8,20 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import tyro
 from pydantic import Field, PositiveInt, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic_settings import BaseSettings
 from solrl_client.addresses import origin
 from solrl_core.devices import DeviceName, resolve_device
-from solrl_http.settings import ACCESS, CONFIG, MIB, HttpSettings, parse_reward, require_within, split
+from solrl_http.settings import (
+    ACCESS,
+    CONFIG,
+    JSON_OPTION,
+    MIB,
+    HttpSettings,
+    Listed,
+    names_differ,
+    parse_reward,
+    require_within,
+)
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
@@ -51,12 +60,20 @@ def _parse_reward(text: str) -> tuple[str, str]:
     return parse_reward(text, "@", "a name, or name@http://HOST:PORT of a reward server")
 
 
+PIXELS = tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")
+FRAMES = tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")
+
+
 class Hosting(BaseSettings):
     """Settings of the models and rewards of one service process, their devices and their store."""
 
     model_config = CONFIG
 
-    model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
+    model: Annotated[
+        Listed,
+        Field(min_length=1),
+        names_differ("models", lambda text: parse_model(text).name, "name=location for one of them"),
+    ] = ("mini-sana",)
     """Models to host side by side, each [name=]location[@revision], with the name in requests and a hub commit or tag.
     location: a registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
 
@@ -75,9 +92,7 @@ class Hosting(BaseSettings):
     engine: Literal["solrl", "vllm-omni"] = "solrl"
     """Computes the transformer; vllm-omni (FLUX.1 and SD3.5) needs an environment of its own, see docs/scale-out.md."""
 
-    engine_options: Annotated[
-        dict[str, Any], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
-    ] = Field(default_factory=dict)
+    engine_options: Annotated[dict[str, Any], JSON_OPTION] = Field(default_factory=dict)
     """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""
 
     precision: RequestedPrecision = "auto"
@@ -86,19 +101,13 @@ class Hosting(BaseSettings):
     emulate: bool = False
     """Also serve NVFP4 on a GPU without NVFP4 units, emulated and slower than BF16. A CPU emulates it anyway."""
 
-    height: Annotated[
-        PositiveInt | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")
-    ] = None
+    height: Annotated[PositiveInt | None, PIXELS] = None
     """Height of images in pixels, as a run's generate.height."""
 
-    width: Annotated[
-        PositiveInt | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")
-    ] = None
+    width: Annotated[PositiveInt | None, PIXELS] = None
     """Width of images in pixels."""
 
-    frames: Annotated[
-        PositiveInt | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")
-    ] = None
+    frames: Annotated[PositiveInt | None, FRAMES] = None
     """Frames of clips, for a model that makes clips."""
 
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
@@ -109,18 +118,20 @@ class Hosting(BaseSettings):
     """Folder for the results of checks, or off. The first load of a model at a precision compares ranks with BF16's.
     auto leaves out a precision that does not rank; by name, it is served with a warning."""
 
-    rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
+    rewards: Annotated[
+        Listed,
+        Field(min_length=1),
+        names_differ("rewards", lambda text: _parse_reward(text)[0], "each once, here or at one server"),
+    ] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it."""
 
-    reward_options: Annotated[
-        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
-    ] = Field(default_factory=dict)
+    reward_options: Annotated[dict[str, dict[str, Any]], JSON_OPTION] = Field(default_factory=dict)
     """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
     Without a dtype, weights are bfloat16 on a GPU, and of each reward's own on a CPU.
     at, timeout and batch_size for rewards of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
-    reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
+    reward_hosts: Annotated[Listed, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT. They get
     no token."""
 
@@ -289,28 +300,7 @@ class RolloutSettings(HttpSettings, Hosting):
             raise ValueError(f"got gpus {self.gpus} and device {self.device}; expected gpus, or one device")
         return self
 
-    @field_validator("model", mode="after")
-    @classmethod
-    def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [parse_model(text).name for text in value]
-        if len(set(names)) < len(names):
-            raise ValueError(f"got two models with one name: {names}; expected name=location for one of them")
-        return value
-
-    @field_validator("rewards", mode="after")
-    @classmethod
-    def _rewards_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [name for name, _ in map(_parse_reward, value)]
-        if len(set(names)) < len(names):
-            raise ValueError(f"got a reward twice: {names}; expected each once, here or at one server")
-        return value
-
     @field_validator("reward_hosts", mode="after")
     @classmethod
     def _hosts_are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(origin(url, "address in reward_hosts") for url in value))
-
-    @field_validator("model", "rewards", "reward_hosts", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return split(value)

@@ -269,5 +269,5 @@ def test_settings_name_a_server_with_the_reward() -> None:
     assert given.reward_options == options
     assert (given.dtype_of_rewards, RolloutSettings(device="cuda:1").dtype_of_rewards) == (None, "bfloat16")
     for wrong in (("a@http://x", "a"), ("a@http://x", "a@http://y"), ("@http://x",), ("a@",)):
-        with pytest.raises(ValueError, match=r"got (a )?reward"):
+        with pytest.raises(ValueError, match="reward"):
             RolloutSettings(rewards=wrong)
