@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.stats import kendalltau, rankdata, spearmanr
 from scipy.stats import t as student
 from solrl_proto.selection import merge_ties
+from torch import Tensor
 
 Group = npt.NDArray[np.float64]
 _INTERVAL = 0.95
@@ -87,7 +87,7 @@ class RankCorrelation:
         return cls(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
 
 
-def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fidelity:
+def rank_fidelity(proxy: Tensor, true: Tensor, keep: int = 24) -> Fidelity:
     """Compare proxy with true rewards.
 
     Args:
@@ -121,7 +121,7 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     )
 
 
-def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
+def separations(proxy: Tensor, true: Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
     """`Fidelity.separation` of each group: 1 is perfect, 0 is chance.
 
     `proxy`, `true` [groups, candidates] and `keep` as in `rank_fidelity`.
@@ -130,7 +130,7 @@ def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.
     return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in each])
 
 
-def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
+def paces(proxy: Tensor, true: Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
     """Pace of learning against a selection by exact ranks, per group: 1 for exact ranks, below 1 otherwise.
 
     A gradient weighs a sample by its reward less the mean. So the pace is the ratio of the standard deviations of the
@@ -146,7 +146,7 @@ def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArra
     return np.array(ratios)
 
 
-def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
+def correlations(proxy: Tensor, true: Tensor) -> tuple[float, float]:
     """Spearman's and Kendall's rank correlation of the rewards [candidates] of a group.
 
     0 if only the proxy's rewards are equal; NaN if the true ones are, which rank nothing.
@@ -159,13 +159,13 @@ def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]
     return float(spearmanr(cheap, exact).statistic), float(kendalltau(cheap, exact).statistic)
 
 
-def end_ranks(proxy: torch.Tensor, true: torch.Tensor, half: int) -> tuple[float, float]:
+def end_ranks(proxy: Tensor, true: Tensor, half: int) -> tuple[float, float]:
     """Mean true ranks of the `half` candidates of a group that the proxy ranks best, and worst."""
     order = rankdata(-_merge_ties(true))[_from_best(_merge_ties(proxy))]
     return float(order[:half].mean()), float(order[-half:].mean())
 
 
-def _merge_ties(rewards: torch.Tensor) -> Group:
+def _merge_ties(rewards: Tensor) -> Group:
     """The rewards of a group; rewards that are equal up to rounding become equal."""
     return np.array(merge_ties(rewards.double().tolist()))
 
@@ -174,7 +174,7 @@ def _from_best(rewards: Group) -> npt.NDArray[np.int64]:
     return np.argsort(-rewards, kind="stable")
 
 
-def _one_group(proxy: torch.Tensor, true: torch.Tensor, half: int, sizes: list[int]) -> list[float]:
+def _one_group(proxy: Tensor, true: Tensor, half: int, sizes: list[int]) -> list[float]:
     exact = _merge_ties(true)
     by_proxy, by_true = _from_best(_merge_ties(proxy)), _from_best(exact)
     return [

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from solrl_proto.text_files import read_json
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.errors import MismatchError
 
@@ -94,7 +94,7 @@ def _module_digest(module: nn.Module, weights: Mapping[str, str]) -> str:
     )
 
 
-def _tensor_digest(tensor: torch.Tensor) -> str:
+def _tensor_digest(tensor: Tensor) -> str:
     """Digest of one tensor, summed on its own device: on a GPU this is faster than copying it for SHA-256."""
     # Flat, because a channels-last tensor may count as contiguous and have another last stride.
     values = tensor.detach().to(torch.bfloat16).contiguous().flatten().view(torch.int16)
@@ -103,7 +103,7 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(str(tuple(tensor.shape)).encode() + values.cpu().numpy().tobytes()).hexdigest()
 
 
-def _sums(values: torch.Tensor) -> torch.Tensor:
+def _sums(values: Tensor) -> Tensor:
     """Sums modulo 2^64, one per row of int16 values, of the values times fixed odd numbers.
 
     Source: multilinear hashing, Carter & Wegman 1979; integers, so that every device sums to the same.
@@ -113,7 +113,7 @@ def _sums(values: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _factors(device: torch.device) -> torch.Tensor:
+def _factors(device: torch.device) -> Tensor:
     stretched = hashlib.shake_256(b"solrl").digest(8 * _ROW)
     return (torch.frombuffer(bytearray(stretched), dtype=torch.int64) | 1).to(device)
 

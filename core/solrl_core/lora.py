@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.precision import refresh_weight_
@@ -46,15 +46,12 @@ class Merger:
         weights = {name: module.weight.detach() for name, module in clean.items()}
         self._modules = {name: transformer.get_submodule(name) for name in weights}
         self._device = next(iter(weights.values())).device
-        self._read: Callable[[str], torch.Tensor] = weights.__getitem__
-        self._write: Callable[[nn.Module, torch.Tensor], None] = refresh_weight_
+        self._read: Callable[[str], Tensor] = weights.__getitem__
+        self._write: Callable[[nn.Module, Tensor], None] = refresh_weight_
         self._finite: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
     def through(
-        self,
-        read: Callable[[str], torch.Tensor],
-        write: Callable[[nn.Module, torch.Tensor], None],
-        device: torch.device,
+        self, read: Callable[[str], Tensor], write: Callable[[nn.Module, Tensor], None], device: torch.device
     ) -> None:
         """Read clean weights and write merged ones, float32 on `device`, by these from now on; ranks may share them."""
         self._read, self._write, self._device = read, write, device
@@ -81,7 +78,7 @@ class Merger:
         # The sums are computed again for writing: holding all of them would take a model's memory.
 
         @torch.no_grad()
-        def finite(name: str) -> torch.Tensor:
+        def finite(name: str) -> Tensor:
             # In BF16, because a finite float32 value may overflow when it is rounded.
             return torch.isfinite(self._merged(name, adapter).bfloat16()).all()
 
@@ -90,6 +87,6 @@ class Merger:
         if broken:
             raise ValueError(f"merging the adapter would make {broken[0]} non-finite; nothing was changed")
 
-    def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
+    def _merged(self, name: str, adapter: Adapter | None) -> Tensor:
         weight = self._read(name).float()
         return weight if adapter is None or not adapter.binds(name) else weight + adapter.delta(name)

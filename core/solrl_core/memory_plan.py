@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -191,10 +191,10 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {_key(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        inputs = {_key(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and _key(tensor) not in inputs:
+            if isinstance(tensor, Tensor) and _key(tensor) not in inputs:
                 storage = tensor.untyped_storage()
                 reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self._live.setdefault(_key(tensor), (reference, _rounded(storage.nbytes())))
@@ -218,15 +218,15 @@ class _FusedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _key(tensor: torch.Tensor) -> int:
+def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
+def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _new_bytes(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
+def _new_bytes(tensors: Iterable[Tensor], counted: set[int]) -> int:
     """Bytes of the storages that are not in `counted`; adds the storages to it."""
     total = 0
     for tensor in tensors:

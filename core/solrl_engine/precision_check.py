@@ -20,6 +20,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Plan, PromptItem
+from torch import Tensor
 
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
@@ -105,8 +106,8 @@ class PrecisionCheck:
         backbone, precision
     )
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
-    images: dict[str, torch.Tensor] = field(default_factory=dict)
-    true: dict[str, list[torch.Tensor]] = field(init=False)
+    images: dict[str, Tensor] = field(default_factory=dict)
+    true: dict[str, list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.rewards)
@@ -124,7 +125,7 @@ class PrecisionCheck:
         """Reward → rank correlation of each prompt's candidates with the reference."""
         return self._correlations(self.scores(precision))
 
-    def scores(self, precision: Precision) -> dict[str, list[torch.Tensor]]:
+    def scores(self, precision: Precision) -> dict[str, list[Tensor]]:
         """Reward → scores [N] of each prompt's candidates of the plan."""
         return self._scores(self._made(self._generator(precision), self.plan))
 
@@ -166,7 +167,7 @@ class PrecisionCheck:
     def _generator(self, precision: Precision) -> Generator:
         return self._exact if precision == "bf16" else self.generator_of(self.backbone, precision)
 
-    def _correlations(self, scores: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[float]]:
+    def _correlations(self, scores: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
         return {
             name: [correlations(own, true)[0] for true, own in zip(self.true[name], scores[name], strict=True)]
             for name in scores
@@ -178,9 +179,9 @@ class PrecisionCheck:
     def _group(self, generator: Generator, plan: Plan, prompt: PromptItem, count: int) -> GeneratorOutput:
         return Sampler(generator, lambda: plan, batch=self.batch).sample([prompt] * count, range(count))
 
-    def _scores(self, made: Sequence[GeneratorOutput]) -> dict[str, list[torch.Tensor]]:
+    def _scores(self, made: Sequence[GeneratorOutput]) -> dict[str, list[Tensor]]:
         """Scores of each group by reward; an image that is not finite gets a black image's scores."""
-        scores: dict[str, list[torch.Tensor]] = {name: [] for name in self.rewards.names}
+        scores: dict[str, list[Tensor]] = {name: [] for name in self.rewards.names}
         for prompt, group in zip(self.prompts, made, strict=True):
             scored, _ = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))
             for name in scores:
@@ -205,21 +206,19 @@ def generator_at(backbone: Backbone, precision: str) -> Generator:
     return generator
 
 
-def _pairs(
-    made: Sequence[GeneratorOutput], exact: Sequence[GeneratorOutput], name: str
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _pairs(made: Sequence[GeneratorOutput], exact: Sequence[GeneratorOutput], name: str) -> list[tuple[Tensor, Tensor]]:
     return [(_finite(getattr(a, name)), getattr(b, name)) for a, b in zip(made, exact, strict=True)]
 
 
-def _finite(values: torch.Tensor) -> torch.Tensor:
+def _finite(values: Tensor) -> Tensor:
     return values.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _unusable(images: torch.Tensor) -> torch.Tensor:
+def _unusable(images: Tensor) -> Tensor:
     """Whether each image [N, 3, H, W] or clip [N, F, 3, H, W] is not finite, or shows one colour."""
     flat = images.flatten(-2).flatten(1, -2)
     return ~flat.isfinite().all(2).all(1) | ((flat.amax(2) - flat.amin(2)).amax(1) < _ONE_COLOUR)
 
 
-def _relative(result: torch.Tensor, exact: torch.Tensor) -> float:
+def _relative(result: Tensor, exact: Tensor) -> float:
     return float((result - exact).square().mean().sqrt() / exact.square().mean().sqrt())

@@ -6,6 +6,7 @@ import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
 from solrl_proto.rollouts import PromptItem, RewardTime
+from torch import Tensor
 
 from solrl_engine.batch_size import AdaptiveBatchSize
 
@@ -18,7 +19,7 @@ class NonFiniteImagesError(FloatingPointError):
         self.prompt = prompt
 
 
-Scores = dict[str, torch.Tensor]
+Scores = dict[str, Tensor]
 """Reward → float32 [N], on the CPU."""
 RewardTimes = dict[str, RewardTime]
 """Reward → its time."""
@@ -36,9 +37,7 @@ class Scorer:
         self.rewards = rewards
         self.batch = batch or AdaptiveBatchSize(doing="scoring")
 
-    def score(
-        self, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]
-    ) -> tuple[Scores, RewardTimes]:
+    def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[PromptItem]) -> tuple[Scores, RewardTimes]:
         """Score images with the named rewards; also returns the time of each.
 
         Args:
@@ -81,6 +80,6 @@ def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> RewardTimes:
     return total
 
 
-def float_images(images: torch.Tensor) -> torch.Tensor:
+def float_images(images: Tensor) -> Tensor:
     """Images as float32 [..., 3, H, W] in [0, 1], also from uint8 [..., H, W, 3]."""
     return as_floats(images.movedim(-1, -3)) if images.dtype == torch.uint8 else images

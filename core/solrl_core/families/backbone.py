@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
 from solrl_core.sampling.prompt_cache import PromptCache
 
-Conditioning = dict[str, torch.Tensor]
+Conditioning = dict[str, Tensor]
 """Prompt embeddings: named tensors whose first axis is the prompt."""
 
 
@@ -143,17 +143,12 @@ class Backbone(ABC):
 
     @abstractmethod
     def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
-    ) -> torch.Tensor:
+        self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> Tensor:
         """Velocity [B, ...] float32 that `transformer` predicts at (latents [B, ...], sigma [B]); differentiable."""
 
     @abstractmethod
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode(self, latents: Tensor) -> Tensor:
         """Decode latents [B, ...] to images [B, 3, H, W], or clips [B, F, 3, H, W]; float32 in [0, 1]."""
 
     def compile(self, transformer: nn.Module) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux_fused import FluxFusedBlock, FluxFusedSingleBlock, PairAngles
@@ -64,17 +64,12 @@ class Flux(PipelineBackbone):
         return {"states": states, "pooled": pooled}
 
     def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
-    ) -> torch.Tensor:
+        self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> Tensor:
         """Velocity from one forward pass."""
         states = conditioning["states"]
         rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
-        out: torch.Tensor = transformer(
+        out: Tensor = transformer(
             pack(latents).to(self.dtype),
             encoder_hidden_states=states.to(self.dtype),
             pooled_projections=conditioning["pooled"].to(self.dtype),
@@ -88,17 +83,17 @@ class Flux(PipelineBackbone):
         return unpack(out.float(), rows, columns)
 
 
-def pack(latents: torch.Tensor) -> torch.Tensor:
+def pack(latents: Tensor) -> Tensor:
     """[B, C, H, W] → [B, H/2 · W/2, 4 · C]: one token per 2×2 patch."""
     return F.pixel_unshuffle(latents, PATCH).flatten(2).mT
 
 
-def unpack(packed: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
     """Inverse of `pack`, for `rows` × `columns` patches."""
     return F.pixel_shuffle(packed.mT.reshape(len(packed), -1, rows, columns), PATCH)
 
 
-def position_ids(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+def position_ids(rows: int, columns: int, device: torch.device) -> Tensor:
     """Position ids (0, row, column) of each patch in the order of `pack`: float32 [rows · columns, 3]."""
     axes = [torch.arange(size, dtype=torch.float32, device=device) for size in (1, rows, columns)]
     return torch.cartesian_prod(*axes)

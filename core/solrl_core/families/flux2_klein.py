@@ -68,8 +68,8 @@ class Flux2Klein(PipelineBackbone):
             conditioning["negative_states"] = self._states([""] * len(prompts))
         return conditioning
 
-    def _states(self, prompts: Sequence[str]) -> torch.Tensor:
-        states: torch.Tensor = self._pipeline.encode_prompt(
+    def _states(self, prompts: Sequence[str]) -> Tensor:
+        states: Tensor = self._pipeline.encode_prompt(
             list(prompts), device=self.device, max_sequence_length=self.max_sequence_length
         )[0]
         return states
@@ -90,13 +90,11 @@ class Flux2Klein(PipelineBackbone):
         counts = token_counts(tokenizer, [of_chat(prompt) for prompt in prompts])
         return [max(0, count - after - self.max_sequence_length) for count in counts]
 
-    def predict(
-        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
+    def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity from one forward pass."""
         rows, columns = latents.shape[-2:]
         states = conditioning["states"]
-        out: torch.Tensor = transformer(
+        out: Tensor = transformer(
             latents.flatten(2).mT.to(self.dtype),
             encoder_hidden_states=states.to(self.dtype),
             # Round at the same point as the pipeline.
@@ -116,21 +114,21 @@ class Flux2Klein(PipelineBackbone):
             replace_children(transformer.get_submodule(blocks), fused)
 
     @torch.no_grad()
-    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, vae: Any, latents: Tensor) -> Tensor:
         """Decode latents after undoing the normalisation and the patches."""
         mean, variance = vae.bn.running_mean[:, None, None], vae.bn.running_var[:, None, None]
         patches = latents * torch.sqrt(variance + vae.config.batch_norm_eps).float() + mean.float()
-        out: torch.Tensor = vae.decode(F.pixel_shuffle(patches, PATCH).to(vae.dtype), return_dict=False)[0]
+        out: Tensor = vae.decode(F.pixel_shuffle(patches, PATCH).to(vae.dtype), return_dict=False)[0]
         return out
 
-    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+    def _encoded(self, vae: Any, images: Tensor) -> Tensor:
         mean, variance = vae.bn.running_mean[:, None, None], vae.bn.running_var[:, None, None]
         patches = F.pixel_unshuffle(most_likely(vae.encode(images, return_dict=False)[0]), PATCH)
-        scaled: torch.Tensor = (patches - mean.float()) / torch.sqrt(variance + vae.config.batch_norm_eps).float()
+        scaled: Tensor = (patches - mean.float()) / torch.sqrt(variance + vae.config.batch_norm_eps).float()
         return scaled
 
 
-def position_ids(times: int, rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:
+def position_ids(times: int, rows: int, columns: int, tokens: int, device: torch.device) -> Tensor:
     """Positions (time, row, column, text token), [times · rows · columns · tokens, 4]."""
     return torch.cartesian_prod(*(torch.arange(count, device=device) for count in (times, rows, columns, tokens)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.sampling.noise import initial_noise
@@ -18,7 +18,7 @@ def by_own_pipeline(
     guidance: float = 1.0,
     output_type: str = "pt",
     pipeline: Any = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Samples as `Backbone.decode` gives them, or latents as the pipeline has them, by Euler steps.
 
     Args:
@@ -41,7 +41,7 @@ def by_own_pipeline(
     if backbone.family == "wan":
         return _clips(backbone, pipeline, noise, output_type, prompt=list(prompts), num_inference_steps=steps, **call)
     packs = backbone.family in ("flux", "qwen-image")
-    made: torch.Tensor = pipeline(
+    made: Tensor = pipeline(
         prompt=list(prompts),  # some pipelines write into it
         num_inference_steps=steps,
         latents=pipeline._pack_latents(noise, *noise.shape) if packs else noise,
@@ -51,9 +51,7 @@ def by_own_pipeline(
     return made
 
 
-def _clips(
-    backbone: PipelineBackbone, pipeline: Any, noise: torch.Tensor, output_type: str, **call: Any
-) -> torch.Tensor:
+def _clips(backbone: PipelineBackbone, pipeline: Any, noise: Tensor, output_type: str, **call: Any) -> Tensor:
     """As `by_own_pipeline` of a pipeline that makes clips: it takes no noise levels, and its UniPC is no Euler."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
@@ -64,5 +62,5 @@ def _clips(
     euler_pipeline = type(pipeline)(**pipeline.components | {"scheduler": EulerAtLevels()})
     euler_pipeline.set_progress_bar_config(disable=True)
     call["num_frames"] = backbone.frames
-    made: torch.Tensor = euler_pipeline(latents=noise, output_type=output_type, **call).frames
+    made: Tensor = euler_pipeline(latents=noise, output_type=output_type, **call).frames
     return made[:, 0] if output_type == "pt" and backbone.frames == 1 else made

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.families.backbone import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fused import decodes_images, fused_decoder, has_decoder_kernels
@@ -15,7 +15,7 @@ from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
 
-Predict = Callable[[torch.Tensor, torch.Tensor, Conditioning], torch.Tensor]
+Predict = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -164,19 +164,19 @@ class PipelineBackbone(Backbone):
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode(self, latents: Tensor) -> Tensor:
         """Decode latents with the autoencoder."""
         return _as_images(self._decoded(self._vae, latents))
 
     @torch.no_grad()
-    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, vae: Any, latents: Tensor) -> Tensor:
         config = self._pipeline.vae.config
         scaled = latents.to(self._pipeline.vae.dtype) / config.scaling_factor + (config.get("shift_factor") or 0)
-        out: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
+        out: Tensor = vae.decode(scaled, return_dict=False)[0]
         return out
 
     @torch.no_grad()
-    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
+    def encode_images(self, images: Tensor) -> Tensor:
         """Clean latents float32 [B, ...] of samples as `decode` makes them: the most likely ones of the autoencoder.
 
         The encoder computes in float32: BF16 is off by 0.3 to 0.4 % of the latents' deviation with the miniatures, and
@@ -194,28 +194,21 @@ class PipelineBackbone(Backbone):
             self._float32 = copy.deepcopy(vae, {id(vae.decoder): nn.Identity()}).float()
         return self._float32
 
-    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+    def _encoded(self, vae: Any, images: Tensor) -> Tensor:
         """Latents of images in [−1, 1], the inverse of `_decoded`."""
         config = vae.config
         latents = most_likely(vae.encode(images, return_dict=False)[0]).float()
-        scaled: torch.Tensor = (latents - (config.get("shift_factor") or 0)) * config.scaling_factor
+        scaled: Tensor = (latents - (config.get("shift_factor") or 0)) * config.scaling_factor
         return scaled
 
     def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
-    ) -> torch.Tensor:
+        self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> Tensor:
         """Velocity from one pass of `predict`, or two in one batch with classifier-free guidance."""
         predict = partial(self.predict, transformer)
         return classifier_free(predict, latents, sigma, conditioning, guidance if self.guided else 1.0)
 
-    def predict(
-        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
+    def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity [B, ...] float32 without guidance, for latents [B, ...] at sigma [B]; what `velocity` calls."""
         raise NotImplementedError
 
@@ -290,13 +283,13 @@ def _compile_blocks(vae: Any) -> None:
             block.compile(dynamic=False)
 
 
-def most_likely(encoded: Any) -> torch.Tensor:
+def most_likely(encoded: Any) -> Tensor:
     """Latents that an autoencoder gives, or the mode of their distribution."""
-    latents: torch.Tensor = encoded if isinstance(encoded, torch.Tensor) else encoded.mode()
+    latents: Tensor = encoded if isinstance(encoded, Tensor) else encoded.mode()
     return latents
 
 
-def channel_statistics(vae: Any, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def channel_statistics(vae: Any, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Mean and standard deviation of each channel of the latents of an autoencoder of videos, [C, 1, 1, 1]."""
     return tuple(
         torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1, 1)
@@ -304,7 +297,7 @@ def channel_statistics(vae: Any, device: torch.device, dtype: torch.dtype) -> tu
     )
 
 
-def _as_images(decoded: torch.Tensor) -> torch.Tensor:
+def _as_images(decoded: Tensor) -> Tensor:
     """Images, float32 in [0, 1], from an autoencoder's range of -1 to 1."""
     return (decoded.float() / 2 + 0.5).clamp(0, 1)
 
@@ -354,8 +347,8 @@ def listed_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def classifier_free(
-    predict: Predict, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning, guidance: float
-) -> torch.Tensor:
+    predict: Predict, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float
+) -> Tensor:
     """Velocity from `predict`, with classifier-free guidance against the empty prompt if guidance is above 1.
 
     The empty prompt's tensors in `conditioning` have the prefix `negative_`. Both predictions run in
@@ -370,8 +363,8 @@ def classifier_free(
 
 
 def both_predictions(
-    predict: Predict, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
-) -> tuple[torch.Tensor, torch.Tensor]:
+    predict: Predict, latents: Tensor, sigma: Tensor, conditioning: Conditioning
+) -> tuple[Tensor, Tensor]:
     """Predictions without and with the prompt, from one batch; see `classifier_free`."""
     prompt = {name: tensor for name, tensor in conditioning.items() if not name.startswith("negative_")}
     both = {name: torch.cat([conditioning[f"negative_{name}"], tensor]) for name, tensor in prompt.items()}

@@ -95,7 +95,7 @@ class QwenImage(PipelineBackbone):
         states, mask = self._states(prompts)
         return {"states": states, "mask": mask}
 
-    def _states(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _states(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """States [B, T, C] and mask [B, T]. Attention is causal, so padding at the end needs no mask in the encoder."""
         pipeline = self._pipeline
         first = pipeline.prompt_template_encode_start_idx
@@ -122,21 +122,16 @@ class QwenImage(PipelineBackbone):
         return [max(0, count - after - limit) for count in token_counts(pipeline.tokenizer, texts)]
 
     def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
-    ) -> torch.Tensor:
+        self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> Tensor:
         """Velocity from one forward pass, or two in one batch with classifier-free guidance.
 
         As in the pipeline, each guided patch is scaled to the length that it has without guidance.
         """
         rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
 
-        def predict(packed: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-            out: torch.Tensor = transformer(
+        def predict(packed: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+            out: Tensor = transformer(
                 packed.to(self.dtype),
                 encoder_hidden_states=conditioning["states"].to(self.dtype),
                 encoder_hidden_states_mask=conditioning["mask"],
@@ -163,13 +158,13 @@ class QwenImage(PipelineBackbone):
         replace_children(transformer.get_submodule("transformer_blocks"), QwenFusedBlock)
 
     @torch.no_grad()
-    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, vae: Any, latents: Tensor) -> Tensor:
         """Decode latents as videos of one frame, without the cache of earlier frames that `vae.decode` keeps."""
         mean, std = channel_statistics(vae, latents.device, vae.dtype)
-        out: torch.Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None].to(vae.dtype) * std + mean))
+        out: Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None].to(vae.dtype) * std + mean))
         return out[:, :, 0]
 
-    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+    def _encoded(self, vae: Any, images: Tensor) -> Tensor:
         mean, std = channel_statistics(vae, images.device, torch.float32)
         latents = most_likely(vae.encode(images[:, :, None], return_dict=False)[0]).float()
         return ((latents - mean) / std)[:, :, 0]
@@ -187,7 +182,7 @@ class Positions(nn.Module):
 
     def forward(
         self, sizes: Sequence[Sequence[tuple[int, int, int]]], max_txt_seq_len: int, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Rotations of image tokens [S, D / 2] and of text tokens [T, D / 2], as complex numbers of length 1.
 
         Args:
@@ -204,7 +199,7 @@ class Positions(nn.Module):
         text = torch.arange(max_txt_seq_len, device=device)[:, None].expand(-1, 3) + max(rows // 2, columns // 2)
         return self._turns(image), self._turns(text)
 
-    def _turns(self, positions: torch.Tensor) -> torch.Tensor:
+    def _turns(self, positions: Tensor) -> Tensor:
         """Rotations [N, D / 2] of positions [N, 3] along time, rows and columns."""
         angles = []
         for axis, size in enumerate(self.axes):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, token_counts
@@ -90,12 +90,10 @@ class Sana(PipelineBackbone):
         texts = [instruction + prompt.lower().strip() for prompt in prompts]
         return [max(0, count - limit) for count in token_counts(tokenizer, texts)]
 
-    def predict(
-        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
+    def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity from one forward pass."""
         scale: float = self._config.timestep_scale
-        out: torch.Tensor = transformer(
+        out: Tensor = transformer(
             latents.to(self.dtype),
             encoder_hidden_states=conditioning["states"].to(self.dtype),
             encoder_attention_mask=conditioning["mask"],

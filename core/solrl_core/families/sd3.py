@@ -65,11 +65,9 @@ class StableDiffusion3(PipelineBackbone):
             conditioning |= {"negative_states": negative_states, "negative_pooled": negative_pooled}
         return conditioning
 
-    def predict(
-        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
+    def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity from one forward pass."""
-        out: torch.Tensor = transformer(
+        out: Tensor = transformer(
             latents.to(self.dtype),
             encoder_hidden_states=conditioning["states"].to(self.dtype),
             pooled_projections=conditioning["pooled"].to(self.dtype),

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.families.part_files import components, part_class, weights_of
 from solrl_core.rewards.loading import listed, read_checkpoint
 
 logger = logging.getLogger(__name__)
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 _PREFIXES = {"model.diffusion_model.": "transformer", "first_stage_model.": "vae", "vae.": "vae"}
 _FLOAT8 = "F8_"

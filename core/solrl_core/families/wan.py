@@ -89,7 +89,7 @@ class Wan(PipelineBackbone):
             conditioning["negative_states"] = self._states([""]).expand_as(conditioning["states"])
         return conditioning
 
-    def _states(self, prompts: Sequence[str]) -> torch.Tensor:
+    def _states(self, prompts: Sequence[str]) -> Tensor:
         pipeline = self._pipeline
         tokens = pipeline.tokenizer(
             _cleaned(prompts),
@@ -106,11 +106,9 @@ class Wan(PipelineBackbone):
         counts = token_counts(self._pipeline.tokenizer, _cleaned(prompts))
         return [max(0, count - self.max_sequence_length) for count in counts]
 
-    def predict(
-        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
+    def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity from one forward pass."""
-        out: torch.Tensor = transformer(
+        out: Tensor = transformer(
             latents.to(self.dtype),
             sigma.to(self.device) * 1000,
             conditioning["states"].to(self.dtype),
@@ -119,7 +117,7 @@ class Wan(PipelineBackbone):
         return out.float()
 
     @torch.no_grad()
-    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, vae: Any, latents: Tensor) -> Tensor:
         """Decode one latent frame after the other, with a cache of its own: `vae.decode` shares one among threads."""
         from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, unpatchify
 
@@ -130,12 +128,12 @@ class Wan(PipelineBackbone):
             vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=at == 0)
             for at, frame in enumerate(torch.split(latents, 1, 2))
         ]
-        clips: torch.Tensor = torch.cat(parts, 2)
+        clips: Tensor = torch.cat(parts, 2)
         if vae.config.patch_size is not None:
             clips = unpatchify(clips, vae.config.patch_size)
         return clips.transpose(1, 2) if self.frames > 1 else clips[:, :, 0]
 
-    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+    def _encoded(self, vae: Any, images: Tensor) -> Tensor:
         clips = images.transpose(1, 2) if images.ndim == 5 else images[:, :, None]
         mean, std = channel_statistics(vae, images.device, torch.float32)
         return (most_likely(vae.encode(clips, return_dict=False)[0]).float() - mean) / std

@@ -92,24 +92,19 @@ class ZImage(PipelineBackbone):
         return {"states": torch.cat(states), "mask": torch.cat(masks)}
 
     def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
-    ) -> torch.Tensor:
+        self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> Tensor:
         """Velocity from one forward pass, or two with classifier-free guidance.
 
         Rows with unequal numbers of text tokens need attention with a mask, which is slower. The empty prompt is
         therefore not in one batch with other prompts.
         """
 
-        def predict(prefix: str) -> torch.Tensor:
+        def predict(prefix: str) -> Tensor:
             states, mask = conditioning[f"{prefix}states"].to(self.dtype), conditioning[f"{prefix}mask"]
             # Without values, plan for the longest prompts.
             counts = [mask.shape[1]] * len(mask) if mask.is_meta else mask.sum(1).tolist()
-            rows: list[torch.Tensor] = transformer(
+            rows: list[Tensor] = transformer(
                 list(latents.to(self.dtype)[:, :, None]),
                 1 - sigma.to(self.device),
                 [row[:count] for row, count in zip(states, counts, strict=True)],

@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_core.fingerprint import combined_digest, module_digest
 from solrl_core.rewards.batched import BatchedReward
@@ -76,10 +75,10 @@ class Aesthetic(BatchedReward):
         self._normalize = Normalize()
         self.digest = combined_digest(module_digest(clip), module_digest(head), "bicubic, centre; features of length 1")
 
-    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def _scores(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         pixels = self._normalize(pil_squares(as_pil(images), self._side))
         features = self._model(pixel_values=pixels.to(self._device, self._model.dtype)).image_embeds.float()
-        scores: torch.Tensor = self._head(F.normalize(features, dim=-1))[:, 0]
+        scores: Tensor = self._head(F.normalize(features, dim=-1))[:, 0]
         return scores
 
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from solrl_core.rewards.loading import batches
 
@@ -21,9 +22,7 @@ class BatchedReward(ABC):
         self._batch_size = batch_size
 
     @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, object]]
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, object]]) -> Tensor:
         """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
 
         Raises:
@@ -35,5 +34,5 @@ class BatchedReward(ABC):
         return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
 
     @abstractmethod
-    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def _scores(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """Scores [N] of one batch."""

@@ -3,8 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import BlipConfig, BlipTextModel, BlipVisionModel
 from transformers.models.blip.modeling_blip import BlipPreTrainedModel
 
@@ -36,7 +35,7 @@ class ImageRewardModel(BlipPreTrainedModel):  # type: ignore[misc]  # transforme
         self.std: float = getattr(config, "reward_std", STD)
         self.post_init()
 
-    def forward(self, pixel_values: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    def forward(self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Any:
         """Rewards [N] float32 of N pairs of pixels [N, 3, S, S] and tokens with mask, each [N, L]."""
         image = self.vision(pixel_values=pixel_values).last_hidden_state
         text = self.text(input_ids=input_ids, attention_mask=attention_mask, encoder_hidden_states=image)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
+from torch import Tensor
 
 from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.images import Normalize, short_side_then_centre
@@ -71,8 +71,8 @@ class ClipScore(ClipReward):
         self._normalize = Normalize(processor.image_mean, processor.image_std)
         return f"{processor.image_mean} {processor.image_std}"
 
-    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+    def _pixels(self, images: Tensor) -> Tensor:
         return self._normalize(short_side_then_centre(images, self._side))
 
-    def _score(self, cosines: torch.Tensor) -> torch.Tensor:
+    def _score(self, cosines: Tensor) -> Tensor:
         return cosines * self._logit_scale / self.divisor

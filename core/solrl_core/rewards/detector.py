@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.clip import image_features, text_features
@@ -108,7 +108,7 @@ class ColourNames:
         features = image_features(self._model, pixels)
         return [COLOURS[at] for at in (F.normalize(features, dim=-1) @ self._classifier(name).T).argmax(1).tolist()]
 
-    def _make_classifier(self, name: str) -> torch.Tensor:
+    def _make_classifier(self, name: str) -> Tensor:
         """Features [colours, D] of a class in each colour: means over the templates, of length 1."""
         texts = [template.format(colour=colour, name=name) for colour in COLOURS for template in _TEMPLATES]
         features = text_features(self._model, self._tokenizer, texts)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 
 TAKES_CLIPS = "takes_clips"
 """Attribute of a reward that gets clips [N, F, 3, H, W] whole."""
@@ -22,14 +22,14 @@ class FrameRule(NamedTuple):
     over_frames: str = "mean"
 
     def frames_of(
-        self, clips: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> tuple[torch.Tensor, list[str], list[Mapping[str, Any]]]:
+        self, clips: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> tuple[Tensor, list[str], list[Mapping[str, Any]]]:
         """The scored frames [N · n, 3, H, W] of clips [N, F, 3, H, W], with prompt and metadata of each."""
         at = evenly(self.frames, clips.shape[1])
         rows = [row for row in range(len(clips)) for _ in at]
         return clips[:, at].flatten(0, 1), [prompts[row] for row in rows], [metadata[row] for row in rows]
 
-    def joined(self, scores: torch.Tensor, clips: int) -> torch.Tensor:
+    def joined(self, scores: Tensor, clips: int) -> Tensor:
         """Scores [N] of clips from the scores [N · n] of their frames."""
         each = scores.view(clips, -1)
         return each.mean(1) if self.over_frames == "mean" else each.amin(1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.detector import ColourNames, Detector
@@ -114,9 +115,7 @@ class GenEval:
         )
 
     @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Score images [N, 3, H, W] in [0, 1] with N rows of GenEval's metadata; float32 [N], 0 or 1.
 
         Raises:

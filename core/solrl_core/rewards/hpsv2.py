@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.convert import open_clip_model
@@ -92,11 +92,11 @@ class HpsV2(ClipReward):
             batch_size=batch_size,
         )
 
-    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+    def _pixels(self, images: Tensor) -> Tensor:
         return self._normalize(long_side_then_pad(images, self._side))
 
     def _clean(self, prompt: str) -> str:
         return clean_text(prompt)
 
-    def _score(self, cosines: torch.Tensor) -> torch.Tensor:
+    def _score(self, cosines: Tensor) -> Tensor:
         return cosines

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-import torch
 from solrl_proto.text_files import read_text
+from torch import Tensor
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.batched import BatchedReward
@@ -97,12 +97,12 @@ class HpsV3(BatchedReward):
             f"{PIXELS} pixels; bicubic",
         )
 
-    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def _scores(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         inputs = self._images(as_pil(images), return_tensors="pt")
         counts = (inputs.image_grid_thw.prod(1) // self._merged).tolist()
         texts = [self._text(prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
         tokens = self._tokenizer(texts, padding=True, padding_side="right", return_tensors="pt").to(self._device)
-        scores: torch.Tensor = self._model(
+        scores: Tensor = self._model(
             tokens.input_ids,
             tokens.attention_mask,
             inputs.pixel_values.to(self._device),

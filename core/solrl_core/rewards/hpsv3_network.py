@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLPreTrainedModel
 
 HEAD_WIDTHS = (1024, 16)
@@ -31,12 +30,7 @@ class HpsV3Model(Qwen2VLPreTrainedModel):  # type: ignore[misc]  # transformers 
         self.post_init()
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        pixel_values: torch.Tensor,
-        image_grid_thw: torch.Tensor,
-        reward_token: int,
+        self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor, image_grid_thw: Tensor, reward_token: int
     ) -> Any:
         """Scores [N] float32 of N pairs.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.batched import BatchedReward
@@ -103,12 +103,12 @@ class ImageReward(BatchedReward):
         tokens, length = self._tokenizer(text, verbose=False).input_ids, int(self._length)
         return max(0, len(tokens) - length)
 
-    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def _scores(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         pixels = self._normalize(pil_squares(as_pil(images), self._side))
         tokens = self._tokenizer(
             list(prompts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
         ).to(self._device)
-        scores: torch.Tensor = self._model(
+        scores: Tensor = self._model(
             pixels.to(self._device, self._model.dtype), tokens.input_ids, tokens.attention_mask
         )
         return scores

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from solrl_core.fingerprint import combined_digest
 
@@ -32,9 +32,7 @@ class Motion:
         self._enough = enough
         self.digest = combined_digest("motion", repr(float(enough)))
 
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Score clips [N, F, 3, H, W] in [0, 1]; float32 [N], from 0 for still ones to 1.
 
         Raises:

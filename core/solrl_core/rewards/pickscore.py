@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.images import as_pil
@@ -25,6 +25,6 @@ class PickScore(ClipScore):
         description: str = processor.to_json_string()
         return description
 
-    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
-        pixels: torch.Tensor = self._processor(images=as_pil(images), return_tensors="pt").pixel_values
+    def _pixels(self, images: Tensor) -> Tensor:
+        pixels: Tensor = self._processor(images=as_pil(images), return_tensors="pt").pixel_values
         return pixels

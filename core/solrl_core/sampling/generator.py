@@ -42,11 +42,11 @@ class GeneratorOutput:
     """
 
     trajectory: Trajectory
-    images: torch.Tensor
+    images: Tensor
     recording: Recording | None = None
 
     @property
-    def latents(self) -> torch.Tensor:
+    def latents(self) -> Tensor:
         """Clean latents x0 (before the last step: as predicted), float32 [N, ...]."""
         assert self.trajectory.clean is not None
         return self.trajectory.clean
@@ -100,9 +100,7 @@ class Generator:
         elif backbone.device.type == "cpu":
             pad_to_min_rows(self.transformer)
 
-    def merge_through(
-        self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
-    ) -> None:
+    def merge_through(self, read: Callable[[str], Tensor], write: Callable[[nn.Module, Tensor], None]) -> None:
         """Merge adapters into weights that are read and written by these from now on; see `Merger.through`."""
         self._merger.through(read, write, self.backbone.device)
 
@@ -166,7 +164,7 @@ class Generator:
             own_seeds = [seeds[row] for row in batch.rows]
             conditioning = self.backbone.stack([prompts[row] for row in batch.rows])
 
-            def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+            def velocity(x: Tensor, sigma: float) -> Tensor:
                 at = torch.full((len(x),), sigma, device=device)
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
@@ -192,12 +190,12 @@ class Generator:
         images = self.decode(end.clean, batch_limit) if decode else torch.empty(0)
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
-    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
+    def decode(self, latents: Tensor, batch_limit: int = CHUNK_SIZE) -> Tensor:
         """Decode latents with the backbone; see `decode_in_batches`."""
         return decode_in_batches(self.backbone, latents, batch_limit)
 
 
-def decode_in_batches(backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
+def decode_in_batches(backbone: Backbone, latents: Tensor, batch_limit: int = CHUNK_SIZE) -> Tensor:
     """Decode latents [N, ...] to images or clips, at most `batch_limit` at a time; see `Backbone.decode`."""
     most = max(1, _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
     cut = padded_batches(len(latents), min(batch_limit, most), latents.device)
