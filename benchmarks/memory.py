@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from run_memory import peaks, sizes
 from solrl_core.memory_plan import plan_memory
-from solrl_core.precision import supported_precisions
+from solrl_core.precision.support import supported_precisions
 from solrl_core.sampling.generator import Generator
 from support.random_weights import materialize
 from support.results import Row, device_name, measure_models, shown_size, table

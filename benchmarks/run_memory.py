@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from solrl_core.precision import fastest_precision
+from solrl_core.precision.support import fastest_precision
 from solrl_core.rewards import RewardSet
 from solrl_trainer import loop
 from solrl_trainer.memory.run_memory import plan_run

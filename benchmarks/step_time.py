@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from solrl_core.families.backbone import Backbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.precision import apply_policy
+from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.sampling.device_events import record_event
 from support.random_weights import randomize
 from support.results import Row, device_name, in_turns, measure_models, shown_size, table, timed

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fidelity import rank_fidelity
-from solrl_core.precision import apply_policy
+from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.rewards import load_reward
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve

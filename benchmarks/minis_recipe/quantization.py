@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from solrl_core.precision import LayerPolicy, quantize_dequantize_per_candidate
+from solrl_core.precision.layer_policy import LayerPolicy
+from solrl_core.precision.nvfp4 import quantize_dequantize_per_candidate
 from torch import nn
 from torch.nn.utils import parametrize
 

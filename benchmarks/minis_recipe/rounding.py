@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from solrl_core.kernels import E4M3_MAX
+from solrl_core.kernels.rows import E4M3_MAX
 from solrl_core.precision.nvfp4 import BLOCK, E2M1_MAX
 from torch import Tensor, nn
 

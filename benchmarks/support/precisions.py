@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.precision import LayerPolicy
+from solrl_core.precision.layer_policy import LayerPolicy
 from solrl_proto.rollouts import Solver
 from solrl_trainer.settings.presets import resolve
 

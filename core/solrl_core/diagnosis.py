@@ -112,7 +112,8 @@ def _devices(device: str) -> Iterator[Finding]:
 def _precisions(device: str, precision: str) -> Iterator[Finding]:
     import torch
 
-    from solrl_core.precision import PRECISIONS, engine_version, fastest_precision, probe, supported_precisions
+    from solrl_core.precision.support import PRECISIONS, fastest_precision, probe, supported_precisions
+    from solrl_core.precision.te import engine_version
 
     used = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
     for name in PRECISIONS:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from solrl_core.adapter import Adapter
-from solrl_core.precision import refresh_weight_
+from solrl_core.precision.layers import refresh_weight_
 from solrl_core.sampling.cpu_threads import map_in_threads
 
 

@@ -7,7 +7,7 @@ from solrl_core.arithmetic import arithmetic
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
-from solrl_core.precision import numerics, probe, supported_precisions
+from solrl_core.precision.support import numerics, probe, supported_precisions
 from solrl_core.sampling.batches import gpu_batch_sizes
 from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit, record_event
 from solrl_core.sampling.generator import Generator, GeneratorOutput

@@ -14,8 +14,9 @@ import torch
 from solrl_core.families.backbone import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fidelity import RankCorrelation, correlations, rank_fidelity
-from solrl_core.precision import apply_policy, probe
+from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.precision.support import probe
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.identifiers import Precision

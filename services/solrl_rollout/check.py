@@ -15,8 +15,8 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.image_files import tiled
 from solrl_core.layer_list import Kept, write_layer_list
-from solrl_core.precision import supported_precisions
 from solrl_core.precision.layer_policy import pattern_of
+from solrl_core.precision.support import supported_precisions
 from solrl_core.registry import FolderRegistry
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_pil

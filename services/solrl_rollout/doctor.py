@@ -37,7 +37,7 @@ def memory_findings(settings: RolloutSettings, capacity: int) -> Iterator[Findin
     """Whether the models fit together on a device of `capacity` bytes, by plan; nothing if a model cannot be read."""
     from solrl_core.families.skeleton import load_skeleton
     from solrl_core.memory_plan import RESERVED, bytes_text, plan_memory
-    from solrl_core.precision import fastest_precision
+    from solrl_core.precision.support import fastest_precision
 
     device = torch.device(settings.torch_device)
     precision = fastest_precision(device) if settings.precision == "auto" else settings.precision

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from solrl_core.precision import QuantLinear, QuantPointwiseConv
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from torch import Tensor, nn
 
 GPU = pytest.mark.gpu

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from solrl_core.precision import QuantLinear
+from solrl_core.precision.layers import QuantLinear
 from solrl_core.sampling.batches import gpu_batch_sizes, padded_batches
 from solrl_core.sampling.generator import FEWEST_ROWS, pad_to_min_rows
 from torch import nn

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.attention import JointTransformerBlock
 from solrl_core.families.sd3 import Sd3FusedBlock
-from solrl_core.kernels import are_bounded, attend, attention, bounded_attention
-from solrl_core.kernels.bounded_attention import LARGEST_LOGIT, logit_bound, plain_bounded_attention
+from solrl_core.kernels import attention, bounded_attention
+from solrl_core.kernels.attention import attend
+from solrl_core.kernels.bounded_attention import LARGEST_LOGIT, are_bounded, logit_bound, plain_bounded_attention
 from tests.core.gpu_marks import relative
 from torch import Tensor, nn
 

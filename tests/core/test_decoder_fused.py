@@ -24,10 +24,11 @@ from solrl_core.families.decoder_fused import (
     fused_decoder,
 )
 from solrl_core.fingerprint import module_digest
-from solrl_core.kernels import convolve, convolve_norm, group_norm_silu, wide_attention
-from solrl_core.kernels.convolve import packed_weight, plain_convolve, plain_convolve_norm
+from solrl_core.kernels.convolve import convolve, convolve_norm, packed_weight, plain_convolve, plain_convolve_norm
 from solrl_core.kernels.depthwise_taps import depthwise, packed_taps, plain_depthwise
+from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.multiscale_attention import multiscale_attention, plain_multiscale_attention
+from solrl_core.kernels.wide_attention import wide_attention
 from tests.core.gpu_marks import HOPPER, relative
 from torch import Tensor, nn
 

@@ -13,7 +13,7 @@ from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
-from solrl_core.precision import PrecisionSupport
+from solrl_core.precision.support import PrecisionSupport
 
 COMMIT = "0" * 40
 WEIGHTS = ("text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model")
@@ -210,12 +210,12 @@ def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytes
 
 def test_an_emulation_on_a_gpu_is_warned_of_and_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     native = PrecisionSupport("native", "on tensor cores")
-    monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
+    monkeypatch.setattr("solrl_core.precision.support.probe", lambda precision, device: native)
     rows = {finding.subject: finding for finding in diagnosis.machine("cpu")}
     assert rows["precision fp8"] == Finding("precision fp8", "ok", "native: on tensor cores")
     emulated = PrecisionSupport("emulated", "rounded to NVFP4, multiplied in float32")
-    monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: emulated)
-    monkeypatch.setattr("solrl_core.precision.supported_precisions", lambda device: ("nvfp4",))
+    monkeypatch.setattr("solrl_core.precision.support.probe", lambda precision, device: emulated)
+    monkeypatch.setattr("solrl_core.precision.support.supported_precisions", lambda device: ("nvfp4",))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     row = {finding.subject: finding for finding in diagnosis.machine("auto", "nvfp4")}["precision"]
     assert (row.state, row.text) == ("warn", "nvfp4 is emulated on this GPU, slower than bf16")
@@ -227,7 +227,7 @@ def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    monkeypatch.setattr("solrl_core.precision.engine_version", broken)
+    monkeypatch.setattr("solrl_core.precision.te.engine_version", broken)
     rows = {finding.subject: finding for finding in diagnosis.machine()}
     assert rows["precision nvfp4"].text.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
     assert rows["precision fp8"].state == "n/a"

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from solrl_core.families import load_backbone
-from solrl_core.kernels import quantize_rows
-from solrl_core.precision import fp8, has_fp8, supported_precisions
-from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, product_is_right, project
+from solrl_core.kernels.rows import quantize_rows
+from solrl_core.precision import fp8
+from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, has_fp8, product_is_right, project
 from solrl_core.precision.fp8_emulated import EmulatedFp8Linear, EmulatedFp8PointwiseConv
+from solrl_core.precision.support import supported_precisions
 from solrl_core.sampling.generator import Generator
 from tests.core.gpu_marks import FP8, check_on_a_gpu
 from torch import Tensor, nn

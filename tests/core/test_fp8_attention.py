@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from solrl_core.families import load_backbone, wan
-from solrl_core.kernels import fp8_attention
-from solrl_core.kernels.fp8_attention import QUERIES
-from solrl_core.precision import apply_policy
+from solrl_core.kernels.fp8_attention import QUERIES, fp8_attention
+from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.sampling.noise import initial_noise
 from tests.core.families.tiny_pipelines import PROMPTS, write_wan
 from torch import Tensor

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from solrl_core.kernels import attend, rms_norm_rope
-from solrl_core.kernels.attention import _KERNELS, kernel_name
+from solrl_core.kernels.attention import _KERNELS, attend, kernel_name
+from solrl_core.kernels.rope import rms_norm_rope
 from tests.core.gpu_marks import GPU, relative
 from torch import Tensor
 

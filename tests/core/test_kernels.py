@@ -7,17 +7,13 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from solrl_core.families import load_backbone
-from solrl_core.kernels import (
-    add_norm_modulate_quantize,
-    attend,
-    linear_attention,
-    norm_modulate_quantize,
-    plain_linear_attention,
-    quantize_rows,
-    silu_depthwise_glu,
-)
+from solrl_core.kernels.attention import attend
 from solrl_core.kernels.bounded_attention import bounded_attention, plain_bounded_attention
+from solrl_core.kernels.depthwise import silu_depthwise_glu
 from solrl_core.kernels.fp8_attention import fp8_attention, plain_fp8_attention
+from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
+from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
+from solrl_core.kernels.rows import quantize_rows
 from solrl_core.sampling.generator import Generator
 from tests.core.gpu_marks import FP8, GPU, HOPPER, relative
 from tests.core.lora_helpers import random_adapter

@@ -7,7 +7,9 @@ import torch
 from solrl_core.adapter import Adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import Merger, adapter_layout, target_modules
-from solrl_core.precision import QuantLinear, apply_policy, quantize_dequantize
+from solrl_core.precision.layer_policy import apply_policy
+from solrl_core.precision.layers import QuantLinear
+from solrl_core.precision.nvfp4 import quantize_dequantize
 from solrl_core.sampling.generator import Generator
 from tests.core.lora_helpers import random_adapter, with_peft
 from torch import nn

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from solrl_core.precision import quantize_dequantize, quantize_dequantize_per_candidate
+from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from torch import Tensor
 
 F32 = np.float32

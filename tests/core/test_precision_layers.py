@@ -3,16 +3,9 @@
 import pytest
 import torch
 from diffusers.models.transformers.sana_transformer import SanaTransformer2DModel
-from solrl_core.precision import (
-    LayerPolicy,
-    QuantLinear,
-    QuantPointwiseConv,
-    apply_policy,
-    linear_flops,
-    quantize_dequantize,
-    refresh_weight_,
-    share_of_flops,
-)
+from solrl_core.precision.layer_policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh_weight_
+from solrl_core.precision.nvfp4 import quantize_dequantize
 from tests.core.gpu_marks import relative
 from torch import Tensor, nn
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from solrl_core.kernels import E4M3_MAX, quantize_rows, rms_norm_rope
+from solrl_core.kernels.rope import rms_norm_rope
+from solrl_core.kernels.rows import E4M3_MAX, quantize_rows
 from tests.core.gpu_marks import FP8, GPU, relative
 from torch import Tensor
 

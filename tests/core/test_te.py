@@ -11,19 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from solrl_core.precision import (
-    LayerPolicy,
-    QuantLinear,
-    apply_policy,
-    engine_version,
-    fastest_precision,
-    numerics,
-    probe,
-    quantize_dequantize,
-    te,
-    te_trial,
-)
-from solrl_core.precision.te import TeLinear, TePointwiseConv, nvfp4_obstacle
+from solrl_core.precision import te, te_trial
+from solrl_core.precision.layer_policy import LayerPolicy, apply_policy
+from solrl_core.precision.layers import QuantLinear
+from solrl_core.precision.nvfp4 import quantize_dequantize
+from solrl_core.precision.support import fastest_precision, numerics, probe
+from solrl_core.precision.te import TeLinear, TePointwiseConv, engine_version, nvfp4_obstacle
 from tests.core.gpu_marks import check_on_a_gpu, relative
 from torch import Tensor, nn
 

@@ -20,7 +20,7 @@ def lacking(units: str = "any") -> str:
     if not torch.cuda.is_available():
         return "needs a CUDA GPU"
     from solrl_core.kernels.operation import has_descriptors
-    from solrl_core.precision import has_fp8
+    from solrl_core.precision.fp8 import has_fp8
     from solrl_core.precision.te import nvfp4_obstacle
 
     device = torch.device("cuda")

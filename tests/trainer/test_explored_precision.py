@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from solrl_core.precision import fastest_precision, support
+from solrl_core.precision import support
+from solrl_core.precision.support import fastest_precision
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import RequestedPrecision
 from solrl_trainer.calibration.plans import explored_precisions

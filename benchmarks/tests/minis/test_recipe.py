@@ -28,7 +28,8 @@ from minis_recipe.wan import WAN
 from minis_recipe.world import KINDS, all_combinations
 from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.precision import apply_policy, quantize_dequantize
+from solrl_core.precision.layer_policy import apply_policy
+from solrl_core.precision.nvfp4 import quantize_dequantize
 from solrl_core.rewards import load_reward
 from solrl_minis.verifier import find_objects
 

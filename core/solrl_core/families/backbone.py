@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from solrl_core.model_options import ModelOptions
-from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
+from solrl_core.precision.layer_policy import LayerPolicy, linear_flops, share_of_flops
 from solrl_core.sampling.prompt_cache import PromptCache
 
 Conditioning = dict[str, Tensor]

@@ -13,16 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.dc_ae_fused import fused_block
-from solrl_core.kernels import convolve, convolve_norm, group_norm_silu, wide_attention
 from solrl_core.kernels.convolve import (
     CHANNELS_IN,
     CHANNELS_OUT,
     NORM_CHANNELS,
     WIDTH,
+    convolve,
+    convolve_norm,
     packed_weight,
     plain_convolve_norm,
 )
+from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.operation import has_descriptors
+from solrl_core.kernels.wide_attention import wide_attention
 
 
 class Convolution(nn.Module):

@@ -13,7 +13,7 @@ from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux_fused import FluxFusedBlock, FluxFusedSingleBlock, PairAngles
 from solrl_core.families.pipeline import PipelineBackbone, replace_children
 from solrl_core.model_options import ImageSize
-from solrl_core.precision import LayerPolicy
+from solrl_core.precision.layer_policy import LayerPolicy
 
 PATCH = 2
 """Latent pixels along the side of one image token."""

@@ -14,11 +14,11 @@ from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH
 from solrl_core.families.flux_fused import Angles, PairAngles, joint_attention, rotated
 from solrl_core.families.pipeline import PipelineBackbone, most_likely, replace_children, token_counts
-from solrl_core.kernels import attend
+from solrl_core.kernels.attention import attend
 from solrl_core.model_options import ImageSize, ModelOptions
-from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fp8 import Fp8Linear
 from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, text_layers
+from solrl_core.precision.layer_policy import LayerPolicy
 
 
 class Flux2Klein(PipelineBackbone):

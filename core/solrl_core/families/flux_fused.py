@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.kernels import attend, rms_norm_rope
+from solrl_core.kernels.attention import attend
+from solrl_core.kernels.rope import rms_norm_rope
 from solrl_core.precision.fp8 import Fp8Linear, Quantized, project
 from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, modulations, text_layers
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from solrl_core.families.backbone import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fused import decodes_images, fused_decoder, has_decoder_kernels
 from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions
-from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
+from solrl_core.precision.layer_policy import LayerPolicy
 
 Predict = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""

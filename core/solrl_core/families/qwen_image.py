@@ -22,8 +22,8 @@ from solrl_core.families.pipeline import (
     token_counts,
 )
 from solrl_core.model_options import ImageSize, ModelOptions
-from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, text_layers
+from solrl_core.precision.layer_policy import LayerPolicy
 
 _NEGATIVE = " "
 """The negative prompt of the model's authors."""

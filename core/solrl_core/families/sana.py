@@ -18,7 +18,7 @@ from solrl_core.families.sana_fused import (
     compute_equal_rows_once,
 )
 from solrl_core.model_options import ModelOptions
-from solrl_core.precision import LayerPolicy
+from solrl_core.precision.layer_policy import LayerPolicy
 from solrl_core.sampling.sampler import unshifted_sigmas
 
 

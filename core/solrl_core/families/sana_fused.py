@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.kernels import attend, linear_attention, plain_linear_attention, silu_depthwise_glu
+from solrl_core.kernels.attention import attend
+from solrl_core.kernels.depthwise import silu_depthwise_glu
+from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
 from solrl_core.precision.fp8 import project
 from solrl_core.precision.fuse import FusedBlock
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, replace_children
-from solrl_core.kernels import are_bounded, attend
+from solrl_core.kernels.attention import attend
+from solrl_core.kernels.bounded_attention import are_bounded
 from solrl_core.model_options import MODELS_OWN, ImageSize
-from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fp8 import Quantized, project
 from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, modulations, text_layers
+from solrl_core.precision.layer_policy import LayerPolicy
 
 
 class StableDiffusion3(PipelineBackbone):

@@ -17,11 +17,12 @@ from solrl_core.families.pipeline import (
     replace_children,
     token_counts,
 )
-from solrl_core.kernels import attend, fp8_attention, has_fp8_attention
+from solrl_core.kernels.attention import attend
+from solrl_core.kernels.fp8_attention import fp8_attention, has_fp8_attention
 from solrl_core.model_options import ImageSize, ModelOptions
-from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fp8 import Quantized, by_row, project
 from solrl_core.precision.fuse import FusedBlock, image_layers, modulate
+from solrl_core.precision.layer_policy import LayerPolicy
 
 
 class Wan(PipelineBackbone):

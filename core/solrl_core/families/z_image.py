@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, replace_children, token_counts
-from solrl_core.kernels import attend
+from solrl_core.kernels.attention import attend
 from solrl_core.model_options import ImageSize, ModelOptions
-from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fp8 import project
 from solrl_core.precision.fuse import FusedBlock, image_layers
+from solrl_core.precision.layer_policy import LayerPolicy
 
 
 class ZImage(PipelineBackbone):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.kernels import quantize_rows
+from solrl_core.kernels.rows import quantize_rows
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 
 MULTIPLE = 16

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solrl_core.kernels import quantize_rows
+from solrl_core.kernels.rows import quantize_rows
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 
 

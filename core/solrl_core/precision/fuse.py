@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from solrl_core.kernels import add_norm_modulate_quantize, norm_modulate_quantize
+from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.precision.fp8 import Fp8Linear, Quantized, by_row
 
 

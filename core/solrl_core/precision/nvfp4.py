@@ -8,8 +8,8 @@ arithmetic flips up to 0.1 % of the codes.
 import torch
 from torch import Tensor
 
-from solrl_core.kernels import E4M3_MAX
 from solrl_core.kernels.nvfp4 import round_rows
+from solrl_core.kernels.rows import E4M3_MAX
 
 BLOCK = 16
 E2M1_MAX = 6.0

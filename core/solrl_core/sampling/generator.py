@@ -18,7 +18,9 @@ from solrl_core.adapter import Adapter
 from solrl_core.devices import upload
 from solrl_core.families.backbone import Backbone
 from solrl_core.lora import Merger, target_modules
-from solrl_core.precision import PRECISIONS, QuantLinear, apply_policy, numerics
+from solrl_core.precision.layer_policy import apply_policy
+from solrl_core.precision.layers import QuantLinear
+from solrl_core.precision.support import PRECISIONS, numerics
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, padded_batches
 from solrl_core.sampling.cpu_threads import map_in_threads

@@ -8,7 +8,7 @@ import torch
 from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.z_image import ZImage, ZImageFusedBlock
-from solrl_core.precision import LayerPolicy, apply_policy
+from solrl_core.precision.layer_policy import LayerPolicy, apply_policy
 from tests.core.families.tiny_models import ONE_EACH, Tiny, variants
 from tests.core.families.tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
 from torch._dynamo.testing import CompileCounterWithBackend

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from solrl_core.precision import apply_policy, fp8, fuse
+from solrl_core.precision import fp8, fuse
+from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.sampling.noise import initial_noise
 from tests.core.families.tiny_models import ONE_EACH, Tiny
 from tests.core.families.tiny_pipelines import PROMPTS, difference

@@ -13,7 +13,8 @@ from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import plan_memory
 from solrl_core.model_options import ImageSize
-from solrl_core.precision import apply_policy, fp8
+from solrl_core.precision import fp8
+from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from tests.core.families.tiny_models import Tiny, by_diffusers, variants

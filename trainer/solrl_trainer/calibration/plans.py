@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from pydantic import TypeAdapter
-from solrl_core.precision import numerics, supported_precisions
+from solrl_core.precision.support import numerics, supported_precisions
 from solrl_core.sampling.fitting import SCHEDULES, Examples, fit, make_examples, passes
 from solrl_core.sampling.generator import Generator
 from solrl_proto.identifiers import Precision

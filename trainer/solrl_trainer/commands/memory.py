@@ -12,7 +12,7 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import GPUS, RESERVED, bytes_text, memory_table
 from solrl_core.model_options import size_text
-from solrl_core.precision import fastest_precision
+from solrl_core.precision.support import fastest_precision
 from solrl_proto.identifiers import Precision
 
 from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, plan_run, reward_sizes

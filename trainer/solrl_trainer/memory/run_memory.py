@@ -9,7 +9,7 @@ import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.memory_plan import RESERVED, fitting, generation_peaks, modules_of, weight_bytes
-from solrl_core.precision import fastest_precision
+from solrl_core.precision.support import fastest_precision
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.sampling.generator import Generator
 from solrl_proto.identifiers import Precision

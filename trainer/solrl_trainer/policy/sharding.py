@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from solrl_core.families import Backbone
-from solrl_core.precision import refresh_weight_
+from solrl_core.precision.layers import refresh_weight_
 from solrl_core.sampling.cpu_threads import thread_count
 from solrl_core.sampling.generator import Generator
 from torch import nn

@@ -13,8 +13,8 @@ from solrl_core.families import load_backbone
 from solrl_core.families.load import describe_model
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
-from solrl_core.precision import numerics, supported_precisions
 from solrl_core.precision.fp8 import require_fp8
+from solrl_core.precision.support import numerics, supported_precisions
 from solrl_core.rewards import Reward, RewardSet
 from solrl_core.rewards.reward import PlainDefaults, RewardDefaults
 from solrl_core.rewards.trial import try_rewards

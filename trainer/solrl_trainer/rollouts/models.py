@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from solrl_core.adapter import Adapter, EncodedAdapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.precision import fastest_precision
+from solrl_core.precision.support import fastest_precision
 from solrl_core.sampling.generator import Generator
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.identifiers import Precision

@@ -14,7 +14,7 @@ from solrl_client.retries import OnWait
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.fingerprint import fingerprint
-from solrl_core.precision import PRECISIONS, probe
+from solrl_core.precision.support import PRECISIONS, probe
 from solrl_core.sampling.noise import check_noise_contract
 from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.identifiers import Precision

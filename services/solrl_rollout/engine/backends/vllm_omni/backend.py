@@ -9,7 +9,7 @@ from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
 from solrl_core.model_options import ImageSize
-from solrl_core.precision import numerics
+from solrl_core.precision.support import numerics
 from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_core.sampling.generator import GeneratorOutput, decode_in_batches
 from solrl_core.sampling.sampler import Trajectory
