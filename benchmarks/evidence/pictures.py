@@ -15,11 +15,11 @@ from solrl_trainer.report import style
 
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-Large 1024²", "sana": "SANA 1.6B 1024²"}
 RECIPES = {
-    FAST: ("fast: draw 24, train on 4 (4-in-24)", "C0"),
-    UNEXPLORED: ("its update, 4-in-4", "C3"),
-    PLAIN: ("its update, 12-in-12", "C2"),
-    BASELINE: ("24-in-24: draw 24, train on 24", "C7"),
-    PAPER: ("Sol-RL: 24-in-96", "C1"),
+    FAST: ("fast, 4-in-24", "C0"),
+    UNEXPLORED: ("not exploring, 4-in-4", "C3"),
+    PLAIN: ("not exploring, 12-in-12", "C2"),
+    BASELINE: ("24-in-24", "C7"),
+    PAPER: ("Sol-RL, 24-in-96", "C1"),
 }
 """Arm → its name and its colour."""
 FAMILIES = {
@@ -27,8 +27,8 @@ FAMILIES = {
     "24-in-96 BF16": ("24-in-96, in BF16", "C2"),
     "Sol-RL": ("Sol-RL", "C1"),
 }
-WIDTH = 720
-"""Points of a picture, about the pixels of a page's text, so that labels have the size of small print."""
+WIDTH = 420
+"""Points of a picture, little more than the pixels of a phone, so that labels can be read there."""
 PLANS = {
     "four fitted steps": (4, 4, 96),
     "six steps, 48 go on after two": (6, 2, 48),
@@ -43,7 +43,8 @@ def write(figure: Any, path: Path) -> None:
     shades = [";".join(f"--{name}:{pair[dark]}" for name, pair in style.COLOURS.items()) for dark in (0, 1)]
     rules = f":root{{{shades[0]}}}@media(prefers-color-scheme:dark){{:root{{{shades[1]}}}}}"
     head, _, rest = style.svg(figure).partition(">")
-    head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"')
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    head = head.replace("<svg", f'<svg {names} width="{96 * figure.get_figwidth():.0f}"')
     rest = re.sub(r'style="[^"]*"', _with_fallback, rest)
     path.write_text(f"{head}><style>{rules}</style>{rest}\n", encoding="utf-8")
 
@@ -64,8 +65,8 @@ def speed(read: Read, path: Path) -> None:
         "sol_rl, 4 fitted steps": "Sol-RL, four\nfitted steps",
     }
     phases = {"explore": ("draw or explore", "C2"), "regenerate": ("regenerate", "C1"), "train": ("train", "C7")}
-    with style.figure(WIDTH, 330) as figure:
-        panels = figure.subplots(1, len(MODELS))
+    with style.figure(WIDTH, 560) as figure:
+        panels = figure.subplots(len(MODELS), 1)
         for model, axes in zip(MODELS, panels, strict=True):
             trained = parts[model, "training"]["s"]
             parts[model, "24-in-24"] = {phase: parts[model, "naive"][phase] / 4 for phase in ("explore", "regenerate")}
@@ -75,13 +76,14 @@ def speed(read: Read, path: Path) -> None:
                 for phase, (said, colour) in phases.items():
                     axes.barh(at, row[phase], left=total, color=colour, label=None if at else said)
                     total += row[phase]
-                times = f"\n{naive / total:.2f} ×" if recipe.startswith("sol_rl") else ""
+                times = f", {naive / total:.2f} ×" if recipe.startswith("sol_rl") else ""
                 _beside(axes, f"{total:.1f} s{times}", (total, at), fontweight="bold")
-            axes.set(title=NAMES[model], xlabel="seconds of a prompt", xlim=(0, 1.3 * naive))
-            axes.set_yticks(range(len(recipes)), recipes.values() if model == MODELS[0] else [""] * len(recipes))
+            axes.set(title=NAMES[model], xlim=(0, 1.25 * naive))
+            axes.set_yticks(range(len(recipes)), recipes.values())
             axes.locator_params(axis="x", nbins=4)
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
+        panels[-1].set_xlabel("seconds of a prompt")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(phases))
         write(figure, path)
 
@@ -101,7 +103,7 @@ def training(read: Read, path: Path) -> None:
         axes.set(yticks=places, xlabel="held-out images that the verifier accepts")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
         axes.set_yticklabels([f"{pair['model']}, {TITLES[pair['reward']]}" for pair in pairs])
-        axes.set_xlim(40, 84)
+        axes.set(xlim=(40, 86), xticks=range(40, 90, 10))
         axes.grid(axis="y", visible=False)
         axes.invert_yaxis()
         axes.legend(loc="lower right")
@@ -112,15 +114,16 @@ def plateaus(read: Read, path: Path) -> None:
     """Mean learning curves of the long runs with their intervals over seeds, a panel for each reward."""
     curves = read("paper")["tables"]["plateaus"]["curves"]
     rewards = list(dict.fromkeys(name.rpartition(", ")[2] for name in curves))
-    with style.figure(WIDTH, 330) as figure:
+    with style.figure(WIDTH, 300) as figure:
         panels = figure.subplots(1, len(rewards), sharey=True)
         for reward, axes in zip(rewards, panels, strict=True):
             for name, (_, colour) in FAMILIES.items():
                 iterations, means, *limits = zip(*curves[f"{name}, {reward}"], strict=True)
                 _curve(axes, iterations, means, limits, colour)
-            axes.set(title=f"trained on {TITLES[reward]}", xlabel="iterations")
+            axes.set_title(TITLES[reward], fontsize=10)
+            axes.set_xlabel("iterations")
         panels[0].set_ylabel("gain of the held-out reward, sd")
-        _legend(figure, panels[0], [said for said, _ in FAMILIES.values()])
+        _legend(figure, panels[0], [said for said, _ in FAMILIES.values()], columns=2)
         write(figure, path)
 
 
@@ -142,23 +145,23 @@ def recipes(read: Read, path: Path) -> None:
                 means = [over_seeds(np.array([curve[i][1] for curve in curves])) for i in range(1, len(curves[0]))]
                 limits = [mean.low for mean in means], [mean.high for mean in means]
                 _curve(axes, hours, [mean.mean for mean in means], limits, colour)
-                fallen += [said.partition(":")[0]] if means[-1].mean < 0 else []
+                fallen += [said.partition(",")[0]] if means[-1].mean < 0 else []
             if fallen:
                 axes.text(0.03, 0.05, f"{' and '.join(fallen)}\nend below 0", transform=axes.transAxes)
             best = np.mean([height(row) for row in rows if (row["world"], row["arm"]) == (world, BASELINE)])
             axes.axhline(0.9 * best, color="C7", linestyle="--", linewidth=1)
-            if axes is panels[0, 1]:
-                axes.annotate("90 % of 24-in-24's best", (0.05, 0.92 * best), va="bottom")
-            title = f"trained: {titled(world)}\nspeed-up of fast: {times(of_stage[world][FAST]['time']['flux']['90%'])}"
-            axes.set(title=title, xscale="log", ylim=(0, None))
+            if axes is panels[1, 1]:
+                axes.annotate("90 % of\n24-in-24's best", (0.04, 0.92 * best), va="bottom", fontsize=9)
+            title = f"{titled(world)}\nfast: {times(of_stage[world][FAST]['time']['flux']['90%'])}"
+            axes.set_title(title, fontsize=10)
+            axes.set(xscale="log", ylim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xticks([0.1, 0.3, 1, 3, 10])
             axes.minorticks_off()
         for axes in panels[1]:
-            axes.set_xlabel("hours of one H200 that FLUX.1 would take, log scale")
-        for axes in panels[:, 0]:
-            axes.set_ylabel("gain of the held-out reward, sd")
-        _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()], rows=2)
+            axes.set_xlabel("GPU hours, log scale")
+        figure.supylabel("gain of the held-out reward, sd", fontsize=10)
+        _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()], columns=2)
         write(figure, path)
 
 
@@ -166,12 +169,12 @@ def plans(read: Read, path: Path) -> None:
     """Ranks that cheaper plans lose against six steps in FP8, with intervals over prompts, a dot for each miniature."""
     rows = [row for row in read("refitted/plan_fidelity")["rows"] if row["decoded"] == "whole"]
     minis = list(dict.fromkeys(row["model"] for row in rows))
-    with style.figure(WIDTH, 270) as figure:
+    with style.figure(WIDTH, 320) as figure:
         axes = figure.subplots()
         names = []
         for at, (name, plan) in enumerate(PLANS.items()):
             found = [row for row in rows if (row["steps"], row["after"], row["keep"]) == plan]
-            names.append(f"{name}\n{100 * found[0]['cost']:.0f} % of the steps")
+            names.append(name.replace(", ", "\n") + f"\n{100 * found[0]['cost']:.0f} % of the steps")
             for shift, mini in enumerate(minis):
                 worse = [max(row["worse"].values()) for row in found if row["model"] == mini]
                 mean, low, high = max(worse)
@@ -179,11 +182,11 @@ def plans(read: Read, path: Path) -> None:
                 axes.plot([low, high], [place, place], color=colour)
                 axes.plot(mean, place, "o", color=colour, label=None if at else mini)
         axes.axvline(0, color="C7", linestyle="--", linewidth=1)
-        axes.set_xlabel("mean ranks that the chosen 12 of 96 lose against six steps; 0 is as good")
+        axes.set_xlabel("mean ranks lost against six steps; 0 is as good")
         axes.set_yticks(range(len(names)), names)
         axes.grid(axis="y", visible=False)
         axes.invert_yaxis()
-        axes.legend(loc="upper right")
+        figure.legend(loc="outside lower center", ncols=len(minis))
         write(figure, path)
 
 
@@ -195,12 +198,12 @@ def _curve(axes: Any, at: Sequence[float], means: Sequence[float], limits: Seque
     axes.plot(at[best], means[best], "o", color=colour, markersize=7)
 
 
-def _legend(figure: Any, axes: Any, names: Iterable[str], rows: int = 1) -> None:
+def _legend(figure: Any, axes: Any, names: Iterable[str], columns: int) -> None:
     """Names below the panels for the curves of one of them, which has all, and for the dot."""
     lines = [line for line in axes.get_lines() if line.get_marker() == "None" and line.get_linestyle() == "-"]
     (dot,) = axes.plot([], [], "o", color="C7", markersize=7)
     handles = [*lines, dot]
-    figure.legend(handles, [*names, "best checkpoint"], loc="outside lower center", ncols=len(handles) // rows)
+    figure.legend(handles, [*names, "best checkpoint"], loc="outside lower center", ncols=columns)
 
 
 def _beside(axes: Any, text: str, at: tuple[float, float], gap: float = 4, **style: Any) -> None:
