@@ -12,11 +12,7 @@ def check_rollout_url(url: str) -> str:
 
 
 def origin(url: str, what: str) -> str:
-    """Scheme, host and port of a service's URL in one spelling, such as http://127.0.0.1:8100.
-
-    Args:
-        url: as it was given.
-        what: its name in errors.
+    """Scheme, host and port of a service's URL in one spelling, such as http://127.0.0.1:8100; `what` is for errors.
 
     Raises:
         ValueError: not an http or https URL of a host and a port alone.

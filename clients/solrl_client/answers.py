@@ -44,14 +44,7 @@ class AnswerCheck:
         fingerprint: str | None = None,
         numerics: Mapping[Precision, Numerics] | None = None,
     ) -> None:
-        """Set up the checks of one answer.
-
-        Args:
-            request: the whole request.
-            url: URL of the service, for messages.
-            fingerprint: fingerprint of model and rewards; None accepts any.
-            numerics: numerics of each precision, as the service announced them; None accepts any.
-        """
+        """For the arguments, see `RolloutClient.rollouts`; `url` is for messages."""
         self._request = request
         self._url = url
         self._fingerprint = fingerprint
@@ -89,7 +82,6 @@ class AnswerCheck:
         self._check_scores(name, group)
 
     def _check_scores(self, name: str, group: RolloutGroup) -> None:
-        """Compare each score with the weighted sum of its candidate's rewards."""
         for label, values in {"scores": group.scores, **group.rewards}.items():
             self._require(f"{name}{label}: number of values", len(values), len(group.seeds))
         for place, score in enumerate(group.scores):

@@ -37,15 +37,8 @@ class TemporaryError(RewardUnavailableError):
 class HttpReward(ABC):
     """A reward whose scores another program gives, over connections that are kept.
 
-    Args:
-        name: the reward's name, for errors.
-        at: address of the program, such as http://127.0.0.1:8000/v1; paths are appended to it.
-        token: variable of the environment with the bearer token; None to send none.
-        timeout: most seconds until an answer is complete.
-        patience: seconds to repeat a request after temporary faults, with growing pauses.
-        pause: seconds before the first retry.
-        connections: most open connections; None for no limit.
-        on_wait: told of each pause before a retry.
+    Its subclasses describe the arguments. `at` is the address that paths are appended to, and `token` the variable of
+    the environment with the bearer token, None to send none.
 
     Raises:
         ValueError: the environment's proxy cannot be used.

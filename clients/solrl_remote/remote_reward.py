@@ -56,13 +56,7 @@ class NotServedError(ValueError):
 def connect_reward(
     name: str, options: Mapping[str, Any], *, patience: float = 0.0, on_wait: OnWait = ignore
 ) -> "RemoteReward":
-    """Connect to the server of a reward.
-
-    Args:
-        name: the reward's name there.
-        options: `at`, and optionally `timeout` and `batch_size`, see `RemoteReward`.
-        patience: seconds to retry, see `RemoteReward`.
-        on_wait: called at each pause before a retry.
+    """Connect to the server of a reward; `options` are `at`, and optionally `timeout` and `batch_size`.
 
     Raises:
         ValueError: the options are invalid, or the server has no such reward.
@@ -100,9 +94,7 @@ class RemoteReward(HttpReward):
         on_wait: called at each pause before a retry.
 
     Attributes:
-        at: address of the server.
         digest: the reward's digest, as it was given or the server announced it.
-        timeout: most seconds of the server's answer.
         takes_clips: whether the server's reward scores clips as a whole.
         advice: what is wrong with a timeout that is shorter than the server's own; empty otherwise.
 
@@ -167,7 +159,6 @@ class RemoteReward(HttpReward):
     async def ask(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
-        """Score as a call does, on the background loop."""
         frames = 1 if images.ndim == 4 else images.shape[1]
         rows = batches(len(images), max(1, self._batch_size // frames))
         scores = [await self._scores(images[r], prompts[r], metadata[r]) for r in rows]

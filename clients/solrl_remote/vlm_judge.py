@@ -237,7 +237,6 @@ class VlmJudge(HttpReward):
         return torch.tensor([task.result() for task in tasks], dtype=torch.float32)
 
     async def _judge(self, at: int, image: Image.Image, prompt: str) -> float:
-        """Score of one image, the one at this index."""
         async with self._places:
             request = await asyncio.to_thread(self._request, image, prompt)
             key = hashlib.sha256(request).digest()

@@ -19,7 +19,6 @@ class AdapterFile(bytes):
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hexadecimal SHA-256."""
         return f"sha256:{hashlib.sha256(self).hexdigest()}"
 
 

@@ -66,7 +66,6 @@ class PrintableFormatter(logging.Formatter):
     """Records of a log, with tracebacks, in `printable` lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines."""
         return "\n".join(map(printable, super().format(record).splitlines()))
 
 

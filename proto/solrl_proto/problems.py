@@ -48,7 +48,6 @@ class ProblemKind(StrEnum):
     title: str  # type: ignore[assignment]  # it hides str.title, which no kind needs
 
     def __new__(cls, value: str, status: int, title: str) -> Self:
-        """Make a member that equals its wire name."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.status = status

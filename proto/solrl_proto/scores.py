@@ -56,12 +56,10 @@ class ScoreRequest(Message):
 
     @property
     def texts(self) -> list[str]:
-        """The text of each image's prompt."""
         return [prompt.text for prompt in self.prompts]
 
     @property
     def metadata(self) -> list[dict[str, Any]]:
-        """The metadata of each image's prompt."""
         return [prompt.metadata for prompt in self.prompts]
 
 

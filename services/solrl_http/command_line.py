@@ -104,13 +104,7 @@ def _part(title: str, names: Sequence[str], defaults: BaseSettings) -> Any:
 
 
 def _faults(error: ValidationError, form: str, spelling: Callable[[str], str]) -> str:
-    """The faults of settings in one line: each value as it was given, and what was expected.
-
-    Args:
-        error: pydantic's error about the settings.
-        form: form of a setting, such as `--{} {}`.
-        spelling: name of a setting → its spelling in that form.
-    """
+    """The faults of settings in one line, each named by `form` as `--{} {}`: its value, and what was expected."""
     faults = []
     for fault in error.errors(include_url=False):
         message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)

@@ -33,7 +33,6 @@ class RequestLog:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and log its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

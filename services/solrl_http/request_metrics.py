@@ -39,7 +39,6 @@ class RequestMetrics:
         """Read what the next exposition needs from other processes."""
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -36,13 +36,7 @@ JSON_OPTION = tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavio
 
 
 def names_differ(of: str, name: Callable[[str], str], expected: str) -> AfterValidator:
-    """Validator of a `Listed` setting whose items have different names.
-
-    Args:
-        of: the items in the plural, for the error.
-        name: item → its name.
-        expected: what to give instead, for the error.
-    """
+    """Validator of a `Listed` setting whose items have different names; `of` are the items in the plural."""
 
     def check(value: tuple[str, ...]) -> tuple[str, ...]:
         names = [name(text) for text in value]

@@ -48,7 +48,6 @@ class Token(Message):
 
     @property
     def expired(self) -> bool:
-        """Whether the token has expired."""
         return self.expires is not None and datetime.now(UTC) >= self.expires
 
 
@@ -162,11 +161,7 @@ class TokenStore:
     """Tokens of a file. Each look-up reads it, and parses it if its bytes have changed: a change counts at once."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            TokenFileError: the file is missing or invalid.
-        """
+        """Read the file; raises TokenFileError if it is missing or invalid."""
         self._path = path
         self._content: bytes | None = None
         self._by_digest: dict[str, Token] = {}
@@ -191,11 +186,7 @@ class TokenStore:
         return self._by_digest.get(_digest(secret))
 
     def tokens(self) -> tuple[Token, ...]:
-        """All tokens, expired or not.
-
-        Raises:
-            TokenFileError: the file has become invalid.
-        """
+        """All tokens, expired or not. For the error, see `find`."""
         self._update()
         return tuple(self._by_digest.values())
 

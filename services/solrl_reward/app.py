@@ -10,11 +10,7 @@ from solrl_reward.settings import RewardSettings
 
 
 def create_app(settings: RewardSettings) -> FastAPI:
-    """The service as an ASGI application, whose lifespan loads the rewards.
-
-    Raises:
-        TokenFileError: the settings name a token file that cannot be used.
-    """
+    """The service as an ASGI application, whose lifespan loads the rewards. For the error, see `make_app`."""
     metrics = RewardMetrics()
     return make_app(
         "solrl reward service",

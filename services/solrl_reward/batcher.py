@@ -66,7 +66,6 @@ class Images:
         return self.rewards == other.rewards and self.pixels.shape[1:] == other.pixels.shape[1:]
 
     def rows(self, rows: slice) -> "Images":
-        """Some of the images."""
         return Images(self.rewards, self.pixels[rows], self.prompts[rows], self.metadata[rows])
 
     @staticmethod
@@ -146,7 +145,6 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting images."""
         return sum(tuple(self._images.values()))  # a copy, for the thread of a scrape
 
     @property
@@ -155,7 +153,6 @@ class Batcher:
         return tuple(reward for reward, call in self._left.items() if not call.done())
 
     def waiting_of(self, tenant: str) -> int:
-        """Number of a tenant's waiting images."""
         return self._images[tenant]
 
     async def score(self, images: Images, tenant: str) -> Scored:

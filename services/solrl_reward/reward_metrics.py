@@ -21,7 +21,6 @@ class RewardMetrics(RequestMetrics):
         self._waiting = Gauge("solrl_score_queue_images", "Waiting images.", registry=self.registry)
 
     def watch_queue(self, read: Callable[[], int]) -> None:
-        """Read the number of waiting images with `read` at every scrape."""
         self._waiting.set_function(read)
 
     def watch_costs(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
@@ -39,16 +38,13 @@ class RewardMetrics(RequestMetrics):
         yield family
 
     def batch_scored(self, images: int, seconds: dict[str, float]) -> None:
-        """Count a batch and the seconds of each reward."""
         self._batch.observe(images)
         for reward, spent in seconds.items():
             self._seconds.labels(reward).observe(spent)
 
     def request_scored(self, tenant: str, rewards: tuple[str, ...], images: int) -> None:
-        """Count the images of an answered request."""
         for reward in rewards:
             self._images.labels(reward, tenant).inc(images)
 
     def reward_failed(self, reward: str) -> None:
-        """Count a request on whose images a reward failed."""
         self._faults.labels(reward).inc()

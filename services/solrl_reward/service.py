@@ -73,7 +73,6 @@ class RewardService:
         self._require_room(tenant, 1, None)
 
     def list(self) -> RewardList:
-        """The rewards, in the order of the settings."""
         return RewardList(
             rewards=tuple(
                 RewardInfo(

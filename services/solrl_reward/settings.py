@@ -84,7 +84,6 @@ class RewardSettings(HttpSettings, Scoring):
 
     @property
     def torch_device(self) -> str:
-        """The device, with `auto` resolved."""
         return resolve_device(self.device)
 
     @field_validator("reward_options", mode="before")

@@ -4,7 +4,6 @@ from solrl_core.interrupts import exit_on_interrupt
 
 
 def main() -> None:
-    """Run the command line."""
     exit_on_interrupt("solrl-rollout: stopped")
     from solrl_rollout import cli
 

@@ -19,12 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: RolloutSettings) -> None:
-    """Serve until a SIGTERM or SIGINT, then finish accepted work.
-
-    Raises:
-        ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
-        ServiceDiedError: the engine died; a supervisor should restart the process.
-    """
+    """Serve until a SIGTERM or SIGINT, then finish accepted work. For errors, see `serve_app`."""
     logs.install(settings.log_format)
     _warn_of_password(settings, sys.argv)
     serve_app(settings, "solrl_rollout.http.app", partial(_rows, settings))

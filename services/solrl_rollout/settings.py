@@ -210,7 +210,6 @@ class RolloutSettings(HttpSettings, Hosting):
 
     @property
     def torch_device(self) -> str:
-        """The device, with `auto` resolved."""
         return resolve_device(self.device)
 
     @property
@@ -220,7 +219,6 @@ class RolloutSettings(HttpSettings, Hosting):
 
     @property
     def checks_folder(self) -> Path | None:
-        """Folder of checks; None for none."""
         return None if self.checks == "off" else Path(with_home(self.checks))
 
     @property
@@ -239,7 +237,6 @@ class RolloutSettings(HttpSettings, Hosting):
 
     @property
     def models(self) -> list["ModelSpec"]:
-        """The models to host."""
         return [parse_model(text) for text in self.model]
 
     @property

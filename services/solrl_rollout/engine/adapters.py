@@ -34,7 +34,6 @@ class AdapterMemory:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tenants."""
         return self._budget.reserved
 
     def reserve(self, tenant: str, content: Content, size: int) -> Callable[[], None]:
@@ -169,21 +168,17 @@ class Adapters:
         except AdapterError as error:
             raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
         self._cached[content] = self._decoded[content] = adapter
-        while len(self._cached) > 1 and self._is_over_full():
+        while len(self._cached) > 1 and (
+            len(self._cached) > _CACHED_ADAPTERS
+            or sum(tensor.nbytes for one in self._cached.values() for tensor in one.tensors.values()) > _CACHED_BYTES
+        ):
             self._cached.popitem(last=False)
         return adapter
-
-    def _is_over_full(self) -> bool:
-        return len(self._cached) > _CACHED_ADAPTERS or sum(map(_bytes_of, self._cached.values())) > _CACHED_BYTES
 
     def _known(self, content: Content) -> Adapter | None:
         if content in self._cached:
             self._cached.move_to_end(content)
         return self._decoded.get(content)
-
-
-def _bytes_of(adapter: Adapter) -> int:
-    return sum(tensor.nbytes for tensor in adapter.tensors.values())
 
 
 def _too_many_bytes(whose: str, reserved: int, size: int, limit: int) -> ProblemError:

@@ -70,7 +70,6 @@ class WorkerHandle(ChunkQueue):
 
     @property
     def status(self) -> WorkerStatus:
-        """The worker's state."""
         name = self.worker.name
         return WorkerStatus(
             name=name, serving=self.serving, given_up=self.ended, chunks=self._finished, restarts=self.restarts
@@ -78,18 +77,15 @@ class WorkerHandle(ChunkQueue):
 
     @property
     def closing(self) -> bool:
-        """Whether the engine closes."""
         return self._scheduler.closing
 
     def next_chunk(self) -> Chunk | None:
-        """Take the worker's next chunk from the queue, if there is one now."""
         chunk = self._scheduler.next_chunk(self._turn, self.chunks, self._servers)
         if chunk is not None:
             self.chunks.append(chunk)
         return chunk
 
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
-        """Resolve a chunk with its result."""
         self._scheduler.record(self.worker.name, chunk, scored)
         with self._scheduler.changed:
             self.chunks.remove(chunk)
@@ -98,13 +94,11 @@ class WorkerHandle(ChunkQueue):
         chunk.result.set_result(scored)
 
     def fail(self, chunk: Chunk, error: ProblemError) -> None:
-        """Resolve a chunk with an error."""
         with self._scheduler.changed:
             self.chunks.remove(chunk)
         chunk.result.set_exception(error)
 
     def died(self) -> None:
-        """Count a death."""
         finished = self._scheduler.finished
         if not self.deaths or finished != self._finished_by_all:
             self.idle_deaths = 0
@@ -135,11 +129,7 @@ class Engine:
     """
 
     def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics, workers: Sequence[Worker]) -> None:
-        """Prepare the threads.
-
-        Args:
-            workers: at least one, not loaded yet.
-        """
+        """`workers`: at least one, not loaded yet."""
         self._metrics = metrics
         self._live_timeout = settings.live_timeout
         self.scheduler = Scheduler(settings, metrics)
@@ -151,7 +141,6 @@ class Engine:
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """The state of each worker."""
         return tuple(handle.status for handle in self._handles)
 
     def start(self) -> Future[list[HostedModel]]:

@@ -37,12 +37,7 @@ class ModelRunner:
         metrics: RolloutMetrics,
         fidelity: RankFidelity | None = None,
     ) -> None:
-        """Describe a loaded model.
-
-        Args:
-            default_precision: precision that `auto` stands for.
-            fidelity: rank fidelity of the default precision, if it was measured.
-        """
+        """`fidelity`: rank fidelity of the default precision, if it was measured."""
         self.backend = backend
         self.scorer = scorer
         self._name = name

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import (
@@ -17,7 +17,7 @@ from solrl_proto.rollouts import (
 
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.scored_group import group_of
-from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
+from solrl_rollout.engine.work import Chunk, Job, cut_into_chunks, release
 
 
 class RolloutHandle:
@@ -71,18 +71,14 @@ class RolloutHandle:
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
         """Wait for a prompt's chunks, and build its part of the answer."""
-        scored = await self._scored(chunks)
-        # In a thread, since it compresses images.
-        return await asyncio.to_thread(group_of, self._request, chunks, scored)
-
-    async def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredChunk]:
         scored = await asyncio.gather(*(asyncio.wrap_future(chunk.result) for chunk in chunks))
         self._times = sum_times([self._times, *(chunk.times for chunk in scored)])
         for chunk in scored:
             self._started_at = chunk.started_at if self._started_at is None else min(self._started_at, chunk.started_at)
             for phase in self._seconds:
                 self._seconds[phase] += getattr(chunk, phase)
-        return scored
+        # In a thread, since it compresses images.
+        return await asyncio.to_thread(group_of, self._request, chunks, scored)
 
     def _timings(self) -> RolloutTimings:
         started_at = self._submitted_at if self._started_at is None else self._started_at

@@ -114,12 +114,10 @@ class Chunk:
 
     @property
     def candidates(self) -> int:
-        """Number of candidates."""
         return len(self.seeds)
 
     @property
     def steps(self) -> int:
-        """Number of steps to take."""
         return self.job.plan.steps
 
     @property
@@ -129,7 +127,6 @@ class Chunk:
 
     @property
     def cost(self) -> int:
-        """Candidates × steps."""
         return len(self.seeds) * self.steps
 
     @property

@@ -13,11 +13,7 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
 def create_app(settings: RolloutSettings, *, load_backend: BackendLoader = load_backend) -> FastAPI:
-    """The service as an ASGI application, whose lifespan loads the models and stops the engine.
-
-    Raises:
-        TokenFileError: the settings name a token file that cannot be used.
-    """
+    """The service as an ASGI application, whose lifespan loads the models. For the error, see `make_app`."""
     metrics = RolloutMetrics()
     return make_app(
         "solrl rollout service",

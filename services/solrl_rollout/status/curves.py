@@ -65,7 +65,6 @@ def newest_evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
 
 
 def settings(points: Sequence[Point]) -> RunSettings | None:
-    """The newest settings of the run."""
     return next((point.settings for point in reversed(points) if point.settings is not None), None)
 
 

@@ -16,6 +16,7 @@ from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from solrl_http.request_metrics import RequestMetrics
 
+from solrl_rollout.status.throughput import FinishedChunk
 from solrl_rollout.store.errors import StoreUnavailableError
 
 SHOWN_RUNS = 10
@@ -100,32 +101,20 @@ class RolloutMetrics(RequestMetrics):
         except (StoreUnavailableError, TimeoutError):
             self._sizes = {}
 
-    def chunk_finished(
-        self,
-        tenant: str,
-        run: str | None,
-        model: str,
-        precision: str,
-        *,
-        candidates: int,
-        steps: int,
-        generate: float,
-        reward: float,
-    ) -> None:
-        """Count a chunk, its candidates and steps, and the seconds spent on generating and scoring it."""
-        self._candidates.labels(tenant, model, precision).inc(candidates)
-        self._chunks.labels(model, precision).inc()
-        if steps:
-            self._step.labels(model, precision).observe(generate / steps)
-        self._reward.labels(model).observe(reward)
+    def chunk_finished(self, worker: str, chunk: FinishedChunk) -> None:
+        """Count a worker's chunk, its candidates and steps, and the seconds spent on it."""
+        labels = chunk.model, chunk.precision
+        self._worker_chunks.labels(worker).inc()
+        self._candidates.labels(chunk.tenant, *labels).inc(chunk.candidates)
+        self._chunks.labels(*labels).inc()
+        self._step.labels(*labels).observe(chunk.generate / chunk.steps)
+        self._reward.labels(chunk.model).observe(chunk.reward)
+        if chunk.switched:
+            self._switch.labels(*labels).observe(chunk.switch)
         now = time.monotonic()
         with self._lock:
-            load = self._run(tenant, run or _NO_RUN)
-            load.seconds, load.at = load.decayed(now) + generate + reward, now
-
-    def adapter_switched(self, model: str, precision: str, seconds: float) -> None:
-        """Record the seconds that a switch to another adapter took."""
-        self._switch.labels(model, precision).observe(seconds)
+            load = self._run(chunk.tenant, chunk.run or _NO_RUN)
+            load.seconds, load.at = load.decayed(now) + chunk.generate + chunk.reward, now
 
     def adapter_pushed(self, tenant: str, run: str, version: int, size: int) -> None:
         """Count a new adapter version of `size` bytes."""
@@ -146,7 +135,6 @@ class RolloutMetrics(RequestMetrics):
             self._run(tenant, run).ended = ended
 
     def reward_failed(self, reward: str) -> None:
-        """Count a chunk that a reward failed on."""
         self._faults.labels(reward).inc()
 
     def out_of_memory(self, model: str, part: str) -> None:
@@ -154,16 +142,10 @@ class RolloutMetrics(RequestMetrics):
         self._memory.labels(model, part).inc()
 
     def worker_up(self, worker: str, serving: bool) -> None:
-        """Record whether a worker serves."""
         self._worker_up.labels(worker).set(serving)
         self._worker_restarts.labels(worker)
 
-    def worker_finished_chunk(self, worker: str) -> None:
-        """Count a chunk that a worker finished."""
-        self._worker_chunks.labels(worker).inc()
-
     def worker_restarted(self, worker: str) -> None:
-        """Count a worker that died and serves again."""
         self._worker_restarts.labels(worker).inc()
 
     def worker_memory(self, worker: str, memory: Mapping[str, int]) -> None:
@@ -204,13 +186,11 @@ class RolloutMetrics(RequestMetrics):
                 idle.add_metric(name, time.monotonic() - run.at)
         yield from (share, lag, idle)
         memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "GPU memory by kind.", labels=["device", "kind"])
-        for device, kind, size in [*gpu_memory(), *self._memory_of_workers()]:
+        with self._lock:
+            of_workers = [(name, *one) for name, kinds in self._worker_memory.items() for one in kinds.items()]
+        for device, kind, size in (*gpu_memory(), *of_workers):
             memory.add_metric([device, kind], size)
         yield memory
-
-    def _memory_of_workers(self) -> list[tuple[str, str, int]]:
-        with self._lock:
-            return [(name, kind, size) for name, kinds in self._worker_memory.items() for kind, size in kinds.items()]
 
     def _busiest(self) -> list[tuple[tuple[str, str], float, _Run]]:
         now = time.monotonic()

@@ -16,15 +16,21 @@ PARTS = 12
 
 @dataclass(frozen=True)
 class FinishedChunk:
-    """A scored chunk: its tenant and size, when it started and ended, and the seconds of generation."""
+    """A scored chunk: what it was made of, when it started and ended, and the seconds of each phase."""
 
     tenant: str
+    run: str | None
+    model: str
+    precision: str
     candidates: int
     steps: int
     started_at: float
     ended_at: float
-    generate: float
     switched: bool
+    """Whether another adapter was served before."""
+    switch: float
+    generate: float
+    reward: float
 
 
 class RecentThroughput:
@@ -37,7 +43,6 @@ class RecentThroughput:
         self._chunks: deque[FinishedChunk] = deque()
 
     def add(self, chunk: FinishedChunk) -> None:
-        """Add a finished chunk."""
         with self._lock:
             self._chunks.append(chunk)
             self._forget(chunk.ended_at)

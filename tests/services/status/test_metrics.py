@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from solrl_http.tokens import Token
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
+from solrl_rollout.status.throughput import FinishedChunk
 from solrl_rollout.store.redis_store import RedisRunStore
 from tests.services.iteration_helpers import report
 from tests.services.security_helpers import Guarded, push
@@ -50,17 +51,15 @@ def metrics() -> RolloutMetrics:
     """RolloutMetrics with a value of every kind."""
     made = RolloutMetrics()
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
-    made.chunk_finished("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
+    made.chunk_finished("cuda:0", FinishedChunk("a", "demo", "mini", "nvfp4", 24, 6, 0.0, 4.0, True, 0.25, 3.0, 0.5))
     made._sizes = {"a": 1000}
     made.watch_store(_no_sizes, 4000)
     made.watch_tokens(lambda: [TOKEN, TOKEN.model_copy(update={"id": "11111111", "expires": None})])
-    made.adapter_switched("mini", "nvfp4", 0.25)
     made.adapter_pushed("a", "demo", 7, 1000)
     made.adapter_served("a", "demo", 5, head=7)
     made.reward_failed("hpsv2")
     made.out_of_memory("mini", "nvfp4")
     made.worker_up("cuda:0", True)
-    made.worker_finished_chunk("cuda:0")
     made.worker_restarted("cuda:0")
     made.request_answered("/v1/models", "GET", 200, 0.002)
     with made.open.track_inprogress():
@@ -100,7 +99,8 @@ def test_only_the_busiest_runs_have_metrics() -> None:
     metrics = RolloutMetrics()
     for i in range(1000):
         metrics.adapter_pushed("a", f"run-{i}", 0, 1)
-        metrics.chunk_finished("a", f"run-{i}", "m", "bf16", candidates=1, steps=1, generate=float(i), reward=0.0)
+        finished = FinishedChunk("a", f"run-{i}", "m", "bf16", 1, 1, 0.0, 0.0, False, 0.0, float(i), 0.0)
+        metrics.chunk_finished("w", finished)
     samples = read(metrics.exposition().decode())
     shares = labelled(samples, "solrl_run_share")
     assert set(shares) == {(f"run-{i}", "a") for i in range(1000 - SHOWN_RUNS, 1000)}

@@ -5,7 +5,7 @@ from solrl_rollout.status.throughput import PARTS, WINDOW, FinishedChunk, Recent
 
 
 def finished(tenant: str, start: float, end: float, candidates: int = 24, switched: bool = False) -> FinishedChunk:
-    return FinishedChunk(tenant, candidates, 6, start, end, generate=end - start, switched=switched)
+    return FinishedChunk(tenant, "r", "m", "bf16", candidates, 6, start, end, switched, 0.0, end - start, 0.0)
 
 
 def test_throughput_is_counted_per_tenant_and_a_new_service_divides_by_its_age() -> None:

@@ -166,12 +166,10 @@ class Scheduler:
                 chunk.result.set_exception(EngineDeadError())
 
     def clear(self) -> list[Chunk]:
-        """Remove and return all waiting chunks."""
         with self.changed:
             return self._queue.clear()
 
     def waiting(self, tenant: str) -> list[Chunk]:
-        """A tenant's waiting chunks."""
         with self.changed:
             return self._queue.of_tenant(tenant)
 
@@ -186,30 +184,22 @@ class Scheduler:
             self._costs.record(chunk.kind, seconds)
             self._queue.charge(chunk, self._costs.cost_of(scored.switch))
             self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds
-        self.throughput.add(
-            FinishedChunk(
-                tenant=job.tenant,
-                candidates=chunk.candidates,
-                steps=chunk.steps,
-                started_at=scored.started_at,
-                ended_at=time.monotonic(),
-                generate=scored.generate,
-                switched=scored.switched,
-            )
-        )
-        if scored.switched:
-            self._metrics.adapter_switched(job.model, job.precision, scored.switch)
-        self._metrics.chunk_finished(
-            job.tenant,
-            job.run,
-            job.model,
-            job.precision,
+        finished = FinishedChunk(
+            tenant=job.tenant,
+            run=job.run,
+            model=job.model,
+            precision=job.precision,
             candidates=chunk.candidates,
             steps=chunk.steps,
+            started_at=scored.started_at,
+            ended_at=time.monotonic(),
+            switched=scored.switched,
+            switch=scored.switch,
             generate=scored.generate,
             reward=scored.reward,
         )
-        self._metrics.worker_finished_chunk(worker)
+        self.throughput.add(finished)
+        self._metrics.chunk_finished(worker, finished)
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:

@@ -49,11 +49,9 @@ class ForwardedMetrics(RolloutMetrics):
         self._send = send
 
     def out_of_memory(self, model: str, part: str) -> None:
-        """Count a batch that did not fit into memory."""
         self._send({"is": "out_of_memory", "model": model, "part": part})
 
     def reward_failed(self, reward: str) -> None:
-        """Count a chunk that a reward failed on."""
         self._send({"is": "reward_failed", "reward": reward})
 
 
@@ -104,7 +102,6 @@ class Child(ChunkQueue):
                 raise ValueError(f"got the message {kind!r}; expected one of the front")
 
     def close(self) -> None:
-        """Stop the work."""
         for chunk in list(self._ids):
             self._stop(chunk)
         with self._changed:
@@ -115,7 +112,6 @@ class Child(ChunkQueue):
 
     @property
     def closing(self) -> bool:
-        """Whether the front has gone."""
         return self._closing
 
     def next_chunk(self) -> Chunk | None:
@@ -127,11 +123,9 @@ class Child(ChunkQueue):
         return chunk
 
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
-        """Send the front a chunk's result."""
         self._sender.submit(self._send_result, self._ids.pop(chunk), scored)
 
     def fail(self, chunk: Chunk, error: ProblemError) -> None:
-        """Send the front a chunk's error."""
         self._sender.submit(self._send_result, self._ids.pop(chunk), error)
 
     def _load(self, header: Header) -> None:
@@ -201,14 +195,12 @@ class Child(ChunkQueue):
 
 
 def map_adapter(path: str) -> Adapter:
-    """The adapter in a file."""
     with open(path, "rb") as file:
         # A private mapping: tensors need writable memory, and nothing written would reach the file.
         return view_adapter(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def main() -> None:
-    """Entry point of the process."""
     # The front decides when to end: a signal to the whole group must not interrupt work that it still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -29,13 +29,11 @@ _HOSTED = ("default_precision", "device")
 
 
 def encode_message(header: Header, body: bytes = b"") -> bytes:
-    """A message as bytes."""
     text = json.dumps(header).encode()
     return b"".join((_SIZE.pack(len(text)), text, body))
 
 
 def decode_message(message: bytes) -> tuple[Header, bytes]:
-    """The header and body of a message."""
     (size,) = _SIZE.unpack_from(message)
     end = _SIZE.size + size
     return json.loads(message[_SIZE.size : end]), message[end:]
@@ -78,7 +76,6 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
 
 
 def decode_scored(header: Header, body: bytes) -> ScoredChunk:
-    """The finished chunk."""
     tensors = _load(body)
     images = header["images"]
     return ScoredChunk(
@@ -91,17 +88,14 @@ def decode_scored(header: Header, body: bytes) -> ScoredChunk:
 
 
 def encode_error(error: ProblemError) -> Header:
-    """A chunk's error."""
     return {"problem": error.problem.model_dump(mode="json"), "retry_after": error.retry_after}
 
 
 def decode_error(problem: Header, retry_after: float | None) -> ProblemError:
-    """The chunk's error."""
     return ProblemError(Problem.model_validate(problem), retry_after=retry_after)
 
 
 def encode_hosted(hosted: HostedModel) -> Header:
-    """A hosted model."""
     return _plain(hosted, _HOSTED) | {
         "info": hosted.info.model_dump(mode="json"),
         "adapter_layout": {module: list(shape) for module, shape in hosted.adapter_layout.items()},
@@ -110,7 +104,6 @@ def encode_hosted(hosted: HostedModel) -> Header:
 
 
 def decode_hosted(header: Header) -> HostedModel:
-    """The hosted model."""
     return HostedModel(
         **{name: header[name] for name in _HOSTED},
         info=ModelInfo.model_validate(header["info"]),

@@ -47,12 +47,7 @@ class LocalWorker:
         name: str | None = None,
         lock: str | None = None,
     ) -> None:
-        """Prepare the worker.
-
-        Args:
-            name: its name in logs and metrics; None for its device's.
-            lock: name of a lock, so that the workers of a host read their weights one after another.
-        """
+        """`name`: of the worker in logs and metrics, by default its device's; `lock`: see `load_models`."""
         self.name = name or settings.torch_device
         self._settings = settings
         self._metrics = metrics
@@ -71,12 +66,6 @@ class LocalWorker:
         self._wake: Callable[[], None] = lambda: None
 
     def load(self) -> list[HostedModel]:
-        """Load and warm up all models.
-
-        Raises:
-            ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
-            RewardError: a reward cannot score two grey images, or fails in the warm-up.
-        """
         self._runners = load_models(self._settings, self._metrics, self._load_backend, self._lock)
         return [runner.hosted for runner in self._runners.values()]
 
@@ -105,7 +94,6 @@ class LocalWorker:
                 task.cancel()
 
     def ping(self) -> Future[None]:
-        """Return a future that the thread resolves before its next step."""
         ping: Future[None] = Future()
         self._pings.append(ping)
         self._wake()  # before `run`, nothing sleeps
@@ -115,7 +103,6 @@ class LocalWorker:
         """Nothing: a thread cannot be ended."""
 
     def close(self) -> None:
-        """Close the backends."""
         self._answer_pings(EngineDeadError())
         for runner in self._runners.values():
             runner.backend.close()

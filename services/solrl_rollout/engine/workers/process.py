@@ -36,11 +36,6 @@ class Messages:
             self._connection.send_bytes(encode_message(header, body))
 
     def receive(self) -> tuple[Header, bytes]:
-        """Receive the next message.
-
-        Raises:
-            ConnectionError: the other side has closed.
-        """
         try:
             return decode_message(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
@@ -62,11 +57,7 @@ class ProcessConnection:
     """A `Connection` to a new process, which ends with this one."""
 
     def __init__(self, environment: Mapping[str, str], files: SharedAdapters[BufferedWriter]) -> None:
-        """Start the process.
-
-        Args:
-            environment: variables of its environment, in addition to this process's.
-        """
+        """Start the process; `environment` are variables in addition to this process's."""
         self._files = files
         ours, theirs = socket.socketpair()
         with theirs:
@@ -86,7 +77,6 @@ class ProcessConnection:
         return f"/proc/{os.getpid()}/fd/{self._files.source(adapter).fileno()}"
 
     def send(self, header: Header, source: str | None = None) -> None:
-        """Send a message; with an adapter, its file's path."""
         self._messages.send(header if source is None else {**header, "source": source})
 
     def receive(self) -> tuple[Header, bytes]:

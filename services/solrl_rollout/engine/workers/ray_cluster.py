@@ -32,12 +32,7 @@ _PLACE_SECONDS = 30.0
 
 
 def ray_workers(settings: RolloutSettings, metrics: RolloutMetrics, load_backend: BackendLoader) -> list[Worker]:
-    """The workers of the settings in a Ray cluster, which this process joins.
-
-    Raises:
-        ValueError: the loader cannot be imported by another process.
-        RuntimeError: there is no cluster, or it lacks what the settings name.
-    """
+    """The workers of the settings in a Ray cluster, which this process joins. For errors, see `make_workers`."""
     cluster = RayCluster(settings)
     there = settings.model_copy(update={"device": cluster.device})
     return [
@@ -129,11 +124,9 @@ class WorkerActor:
         return self._name
 
     def place(self) -> tuple[str, int]:
-        """The id of its node and that of its process."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def handle(self, message: bytes, source: list[Any]) -> None:
-        """Handle a message; `source` has the reference to its adapter's file, if it has one."""
         try:
             header, _ = decode_message(message)
             self._child.handle(header, *source)
@@ -142,7 +135,6 @@ class WorkerActor:
             os._exit(1)
 
     def receive(self) -> bytes:
-        """The next message to the front; waits for one."""
         return self._outbox.get()
 
     def _send(self, header: Header, body: bytes = b"") -> None:
@@ -163,7 +155,6 @@ class RayConnection:
         self._placed = False
 
     def publish(self, adapter: Adapter) -> Any:
-        """The reference to the adapter's file."""
         try:
             return self._cluster.adapters.source(adapter)
         except RayError as error:  # e.g. its object store and disk are full
@@ -178,7 +169,6 @@ class RayConnection:
             raise self._ended(str(error)) from error
 
     def receive(self) -> tuple[Header, bytes]:
-        """Receive the next message; before the first, wait until the actor has a place."""
         try:
             if not self._placed:
                 self._wait_for_place()
@@ -200,11 +190,9 @@ class RayConnection:
         logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
 
     def kill(self) -> None:
-        """End the actor."""
         ray.kill(self._actor)
 
     def close(self) -> str:
-        """End the actor; returns how it ended."""
         self.kill()
         return self._how
 

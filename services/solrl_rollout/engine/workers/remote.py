@@ -100,12 +100,7 @@ class RemoteWorker:
         name: str,
         connect: Callable[[], Connection],
     ) -> None:
-        """Prepare the worker.
-
-        Args:
-            settings: settings of its models and rewards, with its device as it is numbered there.
-            load_backend: an importable function or class.
-            name: its name in logs and metrics.
+        """`settings` name its device as it is numbered in the process; `name` is for logs and metrics.
 
         Raises:
             ValueError: the loader cannot be imported by another process.
@@ -124,11 +119,6 @@ class RemoteWorker:
         self._begin()
 
     def load(self) -> list[HostedModel]:
-        """Start a process and wait until it has loaded and warmed up all models.
-
-        Raises:
-            ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
-        """
         self._stop()
         self._begin()
         connection = self._connection = self._connect()
@@ -200,7 +190,6 @@ class RemoteWorker:
         return ping
 
     def kill(self) -> None:
-        """Kill the process, if it runs."""
         with self._lock:
             running = self._running
         if running:
