@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families.backbone import Backbone
+from solrl_core.families import Backbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.sampling.device_events import record_event
@@ -98,7 +98,7 @@ def build(backbone: Any, tier: str, device: str) -> Any:
         apply_policy(transformer, backbone.policy_at("fp8" if "fp8" in tier else "nvfp4"), tier)
     if device != "cpu":
         # The baseline compiles diffusers' blocks without fusion.
-        (partial(Backbone.compile, backbone) if tier == BASELINE else backbone.compile)(transformer)
+        (backbone.compile_blocks if tier == BASELINE else backbone.compile)(transformer)
     return transformer
 
 

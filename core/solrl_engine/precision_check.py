@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from solrl_core.families.backbone import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fidelity import RankCorrelation, correlations, rank_fidelity
 from solrl_core.precision.layer_policy import apply_policy
@@ -103,7 +102,7 @@ class PrecisionCheck:
     candidates: int
     plan: Plan
     true_steps: int
-    generator_of: Callable[[Backbone, Precision], Generator] = lambda backbone, precision: generator_at(
+    generator_of: Callable[[PipelineBackbone, Precision], Generator] = lambda backbone, precision: generator_at(
         backbone, precision
     )
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
@@ -190,7 +189,7 @@ class PrecisionCheck:
         return scores
 
 
-def generator_at(backbone: Backbone, precision: str) -> Generator:
+def generator_at(backbone: PipelineBackbone, precision: str) -> Generator:
     """A generator of the base at a precision; FP8 is emulated where the device has no FP8 units.
 
     Raises:

@@ -30,7 +30,7 @@ def by_own_pipeline(
         pipeline: another pipeline of the same model; None for the one that the backbone was loaded with.
     """
     pipeline = backbone.pipeline if pipeline is None else pipeline
-    call = backbone.pipeline_call(backbone.options, backbone.config, guidance)
+    call = backbone.pipeline_call(backbone.options, backbone.pipeline.transformer.config, guidance)
     call |= {"height": backbone.height, "width": backbone.width}
     if "negative_prompt" in call:
         call["negative_prompt"] = [call["negative_prompt"]] * len(prompts)

@@ -1,19 +1,23 @@
-"""Base class of the families: a backbone around a loaded diffusers pipeline."""
+"""Base class of the families: all that sampler, algorithms and service use of a loaded diffusers pipeline."""
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from solrl_core.families.backbone import Backbone, Conditioning, raise_recompile_limit
+from solrl_core.families.backbone import Conditioning, stack
 from solrl_core.families.decoder_fused import decodes_images, fused_decoder, has_decoder_kernels
 from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions
 from solrl_core.precision.fuse import fuse_feed_forwards
-from solrl_core.precision.layer_policy import LayerPolicy
+from solrl_core.precision.layer_policy import LayerPolicy, linear_flops, share_of_flops
+from solrl_core.sampling.prompt_cache import PromptCache
 
 Predict = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""
@@ -24,10 +28,28 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 _UNUSED = ("image_encoder", "feature_extractor")
 
 
-class PipelineBackbone(Backbone):
-    """A backbone with the parts of a diffusers pipeline.
+class PipelineBackbone(ABC):
+    """A text-to-image flow model with the parts of a diffusers pipeline.
 
     Attributes:
+        family: registered name, e.g. "sana".
+        name: the model's name in requests.
+        transformer: the clean base. A `Generator` copies it and never modifies it.
+        device: device of all parts.
+        dtype: dtype of the transformer's arithmetic.
+        height: default height of an image in pixels.
+        width: default width of an image in pixels.
+        frames: frames of a sample: 1 for an image, more for a clip.
+        frame_step: frames of a clip for each further one of its latents [C, T, ...]; 0 for a family of images.
+        lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
+        policy: layers to quantise at nvfp4.
+        fp8_policy: layers to quantise at fp8.
+        kept: precision → patterns of layers that this model needs in BF16 beside its family's, see `layer_list`.
+        blocks: names of the transformer's lists of blocks, in the order that they run in; the quantised share is
+            relative to their FLOPs.
+        one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
+            for any.
+        parts: the parts that digests cover, by name.
         quantize: patterns of the family's `LayerPolicy` at nvfp4; the model's options override it.
         keep: patterns of the same policy.
         keep_max_dim: limit of the same policy.
@@ -39,6 +61,13 @@ class PipelineBackbone(Backbone):
         file_encoders: names of the text encoders in single-file checkpoints, in the pipeline's order.
     """
 
+    family: str
+    frame_step: int = 0
+    lora_targets: str
+    fp8_policy: LayerPolicy
+    kept: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    blocks: tuple[str, ...] = ("transformer_blocks",)
+    one_length: bool = True
     quantize: tuple[str, ...]
     keep: tuple[str, ...]
     keep_max_dim: int = 0
@@ -55,7 +84,6 @@ class PipelineBackbone(Backbone):
         self._pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
         self._vae: Any = pipeline.vae
-        self._float32: Any = None
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -85,7 +113,7 @@ class PipelineBackbone(Backbone):
             keep=self.keep if options.keep is None else options.keep,
             keep_max_dim=self.keep_max_dim if options.keep_max_dim is None else options.keep_max_dim,
         )
-        self.parts = {
+        self.parts: Mapping[str, Any] = {
             part: component
             for part, component in pipeline.components.items()
             if component is not None and part not in _UNUSED
@@ -118,12 +146,6 @@ class PipelineBackbone(Backbone):
         """The diffusers pipeline that the model was loaded with."""
         return self._pipeline
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The transformer's configuration."""
-        config: Mapping[str, Any] = self._config
-        return config
-
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """Default size for a transformer's configuration; None for what the configuration has."""
@@ -143,8 +165,70 @@ class PipelineBackbone(Backbone):
         kind = type(self._pipeline)
         return type(self)(kind(**parts, **pipeline_settings(kind, self._pipeline.config)), self.name, self.options)
 
+    def policy_at(self, precision: str) -> LayerPolicy:
+        """Layer policy at "nvfp4" or "fp8", without the layers that are `kept` there."""
+        policy = self.fp8_policy if precision == "fp8" else self.policy
+        return replace(policy, keep=(*policy.keep, *self.kept.get(precision, ())))
+
+    def quantized_share(self, precision: str) -> float:
+        """Share (0 to 1) of the blocks' linear FLOPs that are quantised at a precision."""
+        if precision == "bf16":
+            return 0.0
+        return self.share_of(self.policy_at(precision).select(self.transformer))
+
+    def share_of(self, layers: Collection[str]) -> float:
+        """Share (0 to 1) of the blocks' linear FLOPs that the named layers spend."""
+        return share_of_flops(self._flops, layers, self.blocks)
+
+    @cached_property
+    def _flops(self) -> dict[str, int]:
+        """FLOPs of one forward pass for one candidate, by layer of the transformer."""
+        conditioning = self.encode(["a"])
+        latents = torch.zeros(1, *self.latent_shape, device=self.device)
+        sigma = torch.ones(1, device=self.device)
+        return linear_flops(self.transformer, lambda: self.velocity(self.transformer, latents, sigma, conditioning))
+
+    @property
+    def unused_lora_layers(self) -> str | None:
+        """Regular expression of the whole dotted names of adapted layers whose output nothing uses; by default none.
+
+        They get no gradient. Training refuses other layers without one.
+        """
+        return None
+
+    @abstractmethod
+    def sigmas(self, steps: int) -> list[float]:
+        """Noise schedule of the family: `steps + 1` values from 1 to 0."""
+
+    @abstractmethod
+    def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
+        """Encode prompts; for guidance above 1, include the embeddings that it needs."""
+
+    def conditioning(self, prompt: str, guidance: float = 1.0) -> Conditioning:
+        """Conditioning of one prompt, from the cache that all users of this backbone share.
+
+        The encoding depends on neither precision nor adapter. Threads may share the backbone.
+        """
+        key = (prompt, max(guidance, 1.0))
+        return self._prompts.get(key, lambda: self.encode([prompt], guidance))
+
+    def stack(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Conditioning of a batch, a row for each; equal rows may be views of one."""
+        return stack(conditionings)
+
+    def cache_at_least(self, prompts: int) -> None:
+        """Keep the conditioning of the newest `prompts` prompts, even if the cache grows beyond its usual size."""
+        self._prompts.least = prompts
+
+    @cached_property
+    def _prompts(self) -> PromptCache:
+        return PromptCache()
+
     def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Tokens beyond the limit of each text encoder, for the one that reads most."""
+        """Number of tokens of each prompt that all text encoders cut off: beyond the limit of the one that reads most.
+
+        Prompts that differ only in the cut part give the same image.
+        """
         beyond = []
         for name, tokenizer in self.parts.items():
             if name.startswith("tokenizer"):
@@ -160,16 +244,17 @@ class PipelineBackbone(Backbone):
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """(channels, height / f, width / f), where f is the autoencoder's downscaling factor."""
+        """Shape of one candidate's latents: (channels, height / f, width / f), f the autoencoder's downscaling."""
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Decode latents with the autoencoder."""
-        return _as_images(self._decoded(self._vae, latents))
+        """Decode latents [B, ...] to images [B, 3, H, W], or clips [B, F, 3, H, W]; float32 in [0, 1]."""
+        return (self._decoded(self._vae, latents).float() / 2 + 0.5).clamp(0, 1)
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: Tensor) -> Tensor:
+        """Images or clips in [−1, 1] of latents."""
         config = self._pipeline.vae.config
         scaled = latents.to(self._pipeline.vae.dtype) / config.scaling_factor + (config.get("shift_factor") or 0)
         out: Tensor = vae.decode(scaled, return_dict=False)[0]
@@ -182,17 +267,15 @@ class PipelineBackbone(Backbone):
         The encoder computes in float32: BF16 is off by 0.3 to 0.4 % of the latents' deviation with the miniatures, and
         by 1.8 % with an encoder of FLUX.1's shape and random weights at 512 pixels.
         """
+        vae = self._pipeline.vae if self._pipeline.vae.dtype == torch.float32 else self._float32_encoder
         # An encoder may leave channels last; the order of memory changes how sums are rounded.
-        return self._encoded(self._encoder(), 2 * images - 1).contiguous()
+        return self._encoded(vae, 2 * images - 1).contiguous()
 
-    def _encoder(self) -> Any:
-        """The autoencoder with an encoder of float32, made when it is first used; without a decoder if it is a copy."""
+    @cached_property
+    def _float32_encoder(self) -> Any:
+        """A copy of the autoencoder in float32, without its decoder."""
         vae = self._pipeline.vae
-        if vae.dtype == torch.float32:
-            return vae
-        if self._float32 is None:
-            self._float32 = copy.deepcopy(vae, {id(vae.decoder): nn.Identity()}).float()
-        return self._float32
+        return copy.deepcopy(vae, {id(vae.decoder): nn.Identity()}).float()
 
     def _encoded(self, vae: Any, images: Tensor) -> Tensor:
         """Latents of images in [−1, 1], the inverse of `_decoded`."""
@@ -204,19 +287,35 @@ class PipelineBackbone(Backbone):
     def velocity(
         self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
     ) -> Tensor:
-        """Velocity from one pass of `predict`, or two in one batch with classifier-free guidance."""
+        """Velocity [B, ...] float32 that `transformer` predicts at (latents [B, ...], sigma [B]); differentiable.
+
+        From one pass of `predict`, or two in one batch with classifier-free guidance against the empty prompt, whose
+        tensors in `conditioning` have the prefix `negative_`.
+
+        Source: Ho & Salimans, arXiv 2207.12598.
+        """
         predict = partial(self.predict, transformer)
-        return classifier_free(predict, latents, sigma, conditioning, guidance if self.guided else 1.0)
+        if guidance <= 1 or not self.guided:
+            return predict(latents, sigma, conditioning)
+        without, towards = both_predictions(predict, latents, sigma, conditioning)
+        return without + guidance * (towards - without)
 
     def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity [B, ...] float32 without guidance, for latents [B, ...] at sigma [B]; what `velocity` calls."""
         raise NotImplementedError
 
     def compile(self, transformer: nn.Module) -> None:
-        """Swap in fused modules, then compile the blocks of the transformer and of the decoder."""
+        """Compile a generator's transformer and the decoder for a GPU, in place, with fused modules."""
         self.fuse(transformer)
-        super().compile(transformer)
+        self.compile_blocks(transformer)
         self.compile_decoder()
+
+    def compile_blocks(self, transformer: nn.Module) -> None:
+        """Compile the blocks of a transformer, in place. Each batch size compiles on its first call."""
+        _raise_recompile_limit()
+        for name in self.blocks:
+            for block in transformer.get_submodule(name).children():
+                block.compile(dynamic=False if self.one_length else None)
 
     def compile_decoder(self) -> None:
         """Decode by fused modules from now on, where a GPU has kernels for them, and compile the decoder's blocks."""
@@ -225,7 +324,11 @@ class PipelineBackbone(Backbone):
         vae = self._vae
         if vae is self._pipeline.vae and has_decoder_kernels(vae):
             vae = self.with_fused_decoder()
-        _compile_blocks(vae)
+        _raise_recompile_limit()
+        last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
+        for block in (*listed_blocks(vae.decoder), *last_norms):
+            if block._compiled_call_impl is None:
+                block.compile(dynamic=False)
         self._vae = vae
 
     def with_fused_decoder(self) -> Any:
@@ -274,13 +377,9 @@ class PipelineBackbone(Backbone):
         return sigmas
 
 
-def _compile_blocks(vae: Any) -> None:
-    """Compile the blocks of an autoencoder's decoder that are not compiled yet."""
-    raise_recompile_limit()
-    last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
-    for block in (*listed_blocks(vae.decoder), *last_norms):
-        if block._compiled_call_impl is None:
-            block.compile(dynamic=False)
+def _raise_recompile_limit() -> None:
+    """Let torch compile blocks as often as needed: all of a kind share one code object, for each precision and size."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
 
 def most_likely(encoded: Any) -> Tensor:
@@ -295,11 +394,6 @@ def channel_statistics(vae: Any, device: torch.device, dtype: torch.dtype) -> tu
         torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1, 1)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-
-
-def _as_images(decoded: Tensor) -> Tensor:
-    """Images, float32 in [0, 1], from an autoencoder's range of -1 to 1."""
-    return (decoded.float() / 2 + 0.5).clamp(0, 1)
 
 
 def pipeline_settings(kind: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,26 +440,10 @@ def listed_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def classifier_free(
-    predict: Predict, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float
-) -> Tensor:
-    """Velocity from `predict`, with classifier-free guidance against the empty prompt if guidance is above 1.
-
-    The empty prompt's tensors in `conditioning` have the prefix `negative_`. Both predictions run in
-    one batch.
-
-    Source: Ho & Salimans, arXiv 2207.12598.
-    """
-    if guidance <= 1:
-        return predict(latents, sigma, conditioning)
-    without, towards = both_predictions(predict, latents, sigma, conditioning)
-    return without + guidance * (towards - without)
-
-
 def both_predictions(
     predict: Predict, latents: Tensor, sigma: Tensor, conditioning: Conditioning
 ) -> tuple[Tensor, Tensor]:
-    """Predictions without and with the prompt, from one batch; see `classifier_free`."""
+    """Predictions without and with the prompt, from one batch; see `PipelineBackbone.velocity`."""
     prompt = {name: tensor for name, tensor in conditioning.items() if not name.startswith("negative_")}
     both = {name: torch.cat([conditioning[f"negative_{name}"], tensor]) for name, tensor in prompt.items()}
     without, towards = predict(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both).chunk(2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.devices import upload
-from solrl_core.families.backbone import Backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.lora import Merger, target_modules
 from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.precision.layers import QuantLinear
@@ -82,7 +82,7 @@ class Generator:
         layout: module → (out_features, in_features) of every module that an adapter binds.
     """
 
-    def __init__(self, backbone: Backbone, precision: str) -> None:
+    def __init__(self, backbone: PipelineBackbone, precision: str) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"got precision {precision!r}; expected one of {PRECISIONS}")
         self.backbone = backbone
@@ -197,8 +197,8 @@ class Generator:
         return decode_in_batches(self.backbone, latents, batch_limit)
 
 
-def decode_in_batches(backbone: Backbone, latents: Tensor, batch_limit: int = CHUNK_SIZE) -> Tensor:
-    """Decode latents [N, ...] to images or clips, at most `batch_limit` at a time; see `Backbone.decode`."""
+def decode_in_batches(backbone: PipelineBackbone, latents: Tensor, batch_limit: int = CHUNK_SIZE) -> Tensor:
+    """Decode latents [N, ...] to images or clips, at most `batch_limit` at a time; see `PipelineBackbone.decode`."""
     most = max(1, _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
     cut = padded_batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]

@@ -8,7 +8,7 @@ from typing import Any
 
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
-from solrl_core.families.backbone import Backbone
+from solrl_core.families import Backbone
 from solrl_proto.rollouts import RewardSpec
 
 from solrl_trainer.ranks.communicator import Communicator

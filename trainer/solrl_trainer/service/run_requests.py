@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from solrl_client.answers import served_differently
 from solrl_client.rollouts import RolloutClient, rollout_request
-from solrl_core.families.backbone import Backbone
+from solrl_core.families import Backbone
 from solrl_core.image_files import for_showing, from_file
 from solrl_engine.scorer import sum_times
 from solrl_proto.identifiers import Precision

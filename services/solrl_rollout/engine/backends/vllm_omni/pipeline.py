@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from solrl_core.devices import upload
-from solrl_core.families.backbone import Backbone, Conditioning
+from solrl_core.families import Backbone, Conditioning
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Trajectory, advance
