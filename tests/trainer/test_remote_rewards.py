@@ -10,7 +10,7 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
-from solrl_trainer.commands.preflight import check_run, require_usable_rewards, usable_rewards
+from solrl_trainer.commands.preflight import check_run, is_usable, require_usable
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.service.requirements import require_rewards, reward_specs
@@ -30,15 +30,15 @@ SMALL = (
 
 def test_a_reward_of_a_server_needs_no_code_here(notes: list[str]) -> None:
     prompts, options = [PromptItem(id="p", text="a red circle")], {"elsewhere:only": {"at": AWAY}}
-    require_usable_rewards(["elsewhere:only"], prompts, "train", options)
-    assert usable_rewards(["elsewhere:only", "verifier"], prompts, options) == ["elsewhere:only"]
+    require_usable("elsewhere:only", prompts, "train", options)
+    assert [is_usable(name, prompts, options) for name in ("elsewhere:only", "verifier")] == [True, False]
     assert [note.partition(": ")[0] for note in notes] == [
         "prompts are not checked with elsewhere:only",
         "prompts are not checked with elsewhere:only",
         "held-out images are not scored with verifier",
     ]
     with pytest.raises(ValueError, match="elsewhere"):
-        require_usable_rewards(["elsewhere:only"], prompts, "train")
+        require_usable("elsewhere:only", prompts, "train", {})
 
 
 FUSSY = "tests.services.served_rewards:fussy"

@@ -1,15 +1,14 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from solrl_core.adapter import encode_adapter
-from solrl_core.families.backbone import Conditioning, stack
+from solrl_core.families.backbone import stack
 from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
@@ -215,7 +214,9 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
 def train_step(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
     """Train on an iteration's samples, and push the next version of the behaviour policy."""
     config, models = session.config, session.models
-    values = _aggregated(session, samples.prompts, samples.scores, samples.rewards)
+    values = samples.scores
+    if config.explore.source == "model":  # stored images have no rewards
+        values = aggregated(config.algorithm, samples.rewards, weights_per_prompt(samples.prompts, config.rewards))
     if config.algorithm.global_std and session.updater.algorithm.compares:
         log_outlier(iteration, [prompt.id for prompt in samples.prompts], values)
     with log.phase(iteration, "train"):
@@ -238,16 +239,6 @@ def train_step(session: Session, log: RunLog, iteration: int, samples: Iteration
     with log.phase(iteration, "push"):
         session.source.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, seconds={**record.seconds, "push": log.elapsed("push")}))
-
-
-def _aggregated(
-    session: Session, prompts: Sequence[PromptItem], scores: torch.Tensor, rewards: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    """Values [groups, kept] of samples, of which advantages are computed; stored ones have no rewards, only scores."""
-    config = session.config
-    if config.explore.source != "model":
-        return scores
-    return aggregated(config.algorithm, rewards, weights_per_prompt(prompts, config.rewards))
 
 
 def begin_comparisons(
@@ -285,20 +276,16 @@ def begin_comparisons(
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
     """The samples of all groups with their advantages [groups, kept], for the update."""
     groups, kept = samples.scores.shape
+    backbone, guidance = session.models.backbone, session.config.guidance
+    texts = [prompt.text for prompt in samples.prompts]
+    session.models.encoders.encode(texts, guidance)  # Other ranks' prompts are not cached here yet.
     return TrainingSamples(
         latents=samples.latents.flatten(0, 1),
         advantages=advantages.flatten(),
-        conditioning=_conditioning(session, samples.prompts),
+        conditioning=stack([backbone.conditioning(text, guidance) for text in texts]),
         prompts=torch.arange(groups).repeat_interleave(kept),
         recording=samples.recording,
     )
-
-
-def _conditioning(session: Session, prompts: Sequence[PromptItem]) -> Conditioning:
-    backbone, guidance = session.models.backbone, session.config.guidance
-    texts = [prompt.text for prompt in prompts]
-    session.models.encoders.encode(texts, guidance)  # Other ranks' prompts are not cached here yet.
-    return stack([backbone.conditioning(text, guidance) for text in texts])
 
 
 def _shares(config: RunConfig, samples: IterationSamples) -> dict[str, float]:

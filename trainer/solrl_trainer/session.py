@@ -117,15 +117,19 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: the service differs, or the plan is of another model; names the part.
-        ValueError, OSError: model, reward or prompts cannot be loaded, or the device does not explore at the precision.
+        ValueError, OSError: fewer prompts than ranks; model, reward or prompts cannot be loaded, or the device does not
+            explore at the precision.
     """
-    check_ranks(config, world)
+    if (prompts := config.explore.prompts) < world.size:
+        raise ValueError(f"explore.prompts is {prompts}; expected at least one for each of {world.size} ranks")
     train, held_out = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
     layout = running_text(config, world.size, pick_device(config.device, world))
     logger.info("loading %s; layout: %s", config.model, layout)
     open_source = open_service_source if config.uses_service else open_device_source
     if len(train.sources) > 1:
-        logger.info(f"prompts of an iteration: {sources_text(config, train)}")
+        counts = zip(config.prompt_sources, train.counts(config.explore.prompts), train.sources, strict=True)
+        parts = ", ".join(f"{name} {count} of {len(prompts):,}" for name, count, prompts in counts)
+        logger.info(f"prompts of an iteration: {parts}")
     with open_source(config, train, world, on_wait) as source:
         session = connect(config, source, train, held_out)
         log_covered(held_out, config.evaluate.prompts, "evaluated")
@@ -137,12 +141,6 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
         yield session
 
 
-def sources_text(config: RunConfig, train: PromptSet) -> str:
-    """How many of an iteration's prompts are of which source, as in "photos 9 of 700, ocr 3 of 64"."""
-    counts = zip(config.prompt_sources, train.counts(config.explore.prompts), train.sources, strict=True)
-    return ", ".join(f"{name} {count} of {len(prompts):,}" for name, count, prompts in counts)
-
-
 def running_text(config: RunConfig, ranks: int, device: str) -> str:
     """The sides that explore, regenerate and train, in words; `device` is each rank's, as torch names it."""
     verbs = ["explore" if config.explore.source == "model" else "encode"] if config.explores_here else []
@@ -151,17 +149,6 @@ def running_text(config: RunConfig, ranks: int, device: str) -> str:
     units = ("GPU", "GPUs") if device.startswith("cuda") else ("CPU process", "CPU processes")
     text = f"{ranks} {units[ranks > 1]} {', '.join(first)} and {last}"
     return text + (f"; {config.service_url} explores (lag {config.lag})" if config.uses_service else "")
-
-
-def check_ranks(config: RunConfig, world: Communicator) -> None:
-    """Refuse fewer prompts than ranks.
-
-    Raises:
-        ValueError: the prompts are too few.
-    """
-    prompts = config.explore.prompts
-    if prompts < world.size:
-        raise ValueError(f"explore.prompts is {prompts}; expected at least one for each of {world.size} ranks")
 
 
 def connect(config: RunConfig, source: Source, train: PromptSet, held_out: PromptSet) -> Session:

@@ -154,11 +154,7 @@ def _kind(value: Any) -> str:
 
 
 def units_of(algorithm: Algorithm[Any, Any], advantages: torch.Tensor, kept: int) -> torch.Tensor:
-    """An algorithm's units [U, size], see `Algorithm.units`.
-
-    Raises:
-        AlgorithmError: they are no indices of the samples, or there are none.
-    """
+    """An algorithm's units [U, size], see `Algorithm.units`; an AlgorithmError if they are no indices, or none."""
     units = algorithm.units(advantages, kept)
     count, expected = len(advantages), "at least one row of sample indices, [U, size]"
     if getattr(units, "ndim", 0) != 2 or not units.numel():
@@ -170,11 +166,7 @@ def units_of(algorithm: Algorithm[Any, Any], advantages: torch.Tensor, kept: int
 
 
 def loss_of(algorithm: Algorithm[Any, BatchT], batch: BatchT, velocity: Velocities) -> Loss:
-    """An algorithm's loss of a micro-batch.
-
-    Raises:
-        AlgorithmError: it is no scalar with a gradient, or a figure is no scalar.
-    """
+    """An algorithm's loss of a micro-batch; an AlgorithmError if it, or a figure, is no scalar that can be used."""
     loss: Any = algorithm.loss(batch, velocity)
     if not isinstance(loss, Loss):
         raise AlgorithmError(algorithm, algorithm.loss, _kind(loss), "a `Loss`")
@@ -207,9 +199,7 @@ def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torc
     """An algorithm's advantages [groups, kept] of rewards [groups, kept], without what is only rounding.
 
     The algorithm gets equal rewards for those that are equal up to rounding. A group in which all are has advantage 0.
-
-    Raises:
-        AlgorithmError: they have another shape.
+    An AlgorithmError names advantages of another shape.
     """
     advantages = algorithm.advantages(merge_group_ties(rewards))
     if getattr(advantages, "shape", None) != rewards.shape:

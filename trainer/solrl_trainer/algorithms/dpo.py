@@ -68,14 +68,10 @@ class DiffusionDpo(Algorithm[DpoSettings, ForwardBatch]):
 
 
 def best_with_worst(advantages: torch.Tensor, kept: int) -> torch.Tensor:
-    """The k-th best sample of each prompt with its k-th worst.
+    """The k-th best sample of each prompt with its k-th worst: indices (better, worse) [prompts · ⌊kept / 2⌋, 2].
 
-    Args:
-        advantages: [prompts · kept], prompt after prompt. The earlier one of equal samples is the better.
-        kept: samples per prompt. The middle one of an odd number is left out.
-
-    Returns:
-        Indices (better, worse) [prompts · ⌊kept / 2⌋, 2].
+    The advantages are [prompts · kept], prompt after prompt. The earlier one of equal samples is the better. The middle
+    one of an odd number is left out.
     """
     import torch
 

@@ -122,11 +122,7 @@ def kl_divergence(batch: TrajectoryBatch, velocity: torch.Tensor, other: torch.T
 
 
 def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Mean distance of the behaviour policy's log-probabilities in rollout and in training, as figures by noise level.
-
-    Args:
-        recomputed: their log-probabilities under the behaviour policy in the arithmetic of training [B].
-    """
+    """Mean distance of recorded from `recomputed` log-probabilities [B] of the behaviour policy, by noise level."""
     gap, figures = (recomputed - batch.log_prob).abs(), {}
     for level in batch.levels:
         here = (batch.sigma == level).to(gap.dtype)
@@ -138,16 +134,10 @@ def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, 
 def clipped_objective(
     change: torch.Tensor, advantages: torch.Tensor, clip_range: float, weights: torch.Tensor | float = 1.0
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """PPO's objective, −min(ratio·A, clip(ratio)·A), averaged.
+    """PPO's objective, −min(ratio·A, clip(ratio)·A), averaged over steps with these weights, and its figures.
 
-    Args:
-        change: log-probability under the current policy less that under the behaviour policy [B].
-        advantages: [B], clipped.
-        clip_range: the ratio is clipped to 1 ± this.
-        weights: of the steps [B].
-
-    Returns:
-        Scalar, and figures: the mean `ratio`, and `clipped`, the share of ratios beyond the clip range.
+    `change` is the log-probability under the current policy less that under the behaviour policy [B]. The ratio is
+    clipped to 1 ± `clip_range`. The figures are the mean `ratio`, and `clipped`, the share of ratios beyond that range.
     """
     import torch
 
@@ -164,15 +154,9 @@ def masked_objective(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Flow-DPPO's objective, −ratio·A averaged, without the steps that have gone too far and would go further.
 
-    Args:
-        change: log-probability under the current policy less that under the behaviour policy [B].
-        advantages: [B], clipped.
-        kl: divergence of the two policies' steps [B], without gradient.
-        threshold: a divergence from which on a step must not go further.
-
-    Returns:
-        Scalar, and figures: the mean `ratio`, `clipped`, the share of steps left out, and `old_divergence`, the mean
-        divergence.
+    `change` is as of `clipped_objective`. From the divergence `threshold` on, a step must not go further; `kl` [B] is
+    that of the two policies' steps, without gradient. The figures are the mean `ratio`, `clipped`, the share of steps
+    left out, and `old_divergence`, the mean divergence.
 
     Source: Ping et al., arXiv 2606.11025, and its code, Tencent-Hunyuan/UniRL.
     """

@@ -35,11 +35,7 @@ ALGORITHMS: Registry[type[Algorithm[Any, Any]]] = Registry(
 
 
 def make_algorithm(settings: AlgorithmSettings) -> Algorithm[Any, Any]:
-    """The algorithm of a run's settings.
-
-    Raises:
-        ValueError: its `fixed` names a policy that does not exist.
-    """
+    """The algorithm of a run's settings; a ValueError if its `fixed` names a policy that does not exist."""
     algorithm, policies = ALGORITHMS.find(settings.name)(settings), get_args(FixedPolicy)
     if not isinstance(algorithm.fixed, tuple) or not set(algorithm.fixed) <= set(policies):
         raise ValueError(

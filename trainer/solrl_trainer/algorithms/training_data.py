@@ -249,12 +249,7 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
     recorded = True
 
     def __init__(self, solver: StochasticSteps | StochasticSolver, window: Window | None = None) -> None:
-        """Set up the training data.
-
-        Args:
-            solver: takes the stochastic steps. A solver of your own, which a plan cannot name, has taken none yet.
-            window: steps that are stochastic and recorded; None for those of `solver`.
-        """
+        """`window`: steps of `solver` that are stochastic and recorded; None for all that it takes."""
         self._solver = solver
         self._window = window
 

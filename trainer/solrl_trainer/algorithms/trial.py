@@ -26,14 +26,9 @@ _LEVELS = (1.0, 0.75, 0.5, 0.25)
 
 
 def try_algorithm(settings: AlgorithmSettings, kept: int) -> None:
-    """Compute advantages, units and loss of random samples.
+    """Compute advantages, units and loss of random samples, `kept` for each prompt, with these settings of a run.
 
-    Args:
-        settings: a run's `algorithm.…`.
-        kept: samples per prompt.
-
-    Raises:
-        ValueError: a method fails, or returns something that cannot be used; names it.
+    A ValueError names a method that fails, or returns something that cannot be used.
     """
     algorithm, generator = make_algorithm(settings), torch.Generator().manual_seed(0)
 

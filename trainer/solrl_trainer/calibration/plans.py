@@ -108,11 +108,7 @@ def fitting_steps(config: RunConfig, schedules: Sequence[Sequence[float]]) -> in
 
 
 def measured_prompts(config: RunConfig, count: int, *, fits: bool) -> list[PromptItem]:
-    """Training prompts to measure on, after those for fitting; without `fits`, a smaller set may share these.
-
-    Raises:
-        ValueError: the set has too few.
-    """
+    """Training prompts after those for fitting, which few may share without `fits`; a ValueError if too few."""
     train = prompts_of_run(config.prompt_sources, "train").by_digest
     least = count + FITTED_PROMPTS * fits
     if len(train) < least:

@@ -33,7 +33,7 @@ from solrl_trainer.calibration.plans import (
     reference_plan,
 )
 from solrl_trainer.calibration.proposing import proposals, text
-from solrl_trainer.commands.preflight import require_usable_rewards
+from solrl_trainer.commands.preflight import require_usable
 from solrl_trainer.policy.progress import OnProgress, ProgressCounter
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.prompts.prompt_rewards import scored_prompts
@@ -86,7 +86,7 @@ def calibrate(
     limits = limits or PlanSet()
     measured_on = measured_prompts(config, prompts, fits=bool(limits.schedules))
     for reward in config.rewards:
-        require_usable_rewards([reward], scored_prompts(reward, measured_on), "train", config.reward_options)
+        require_usable(reward, scored_prompts(reward, measured_on), "train", config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     precisions = explored_precisions(config.explore.precision, torch.device(device))
@@ -192,23 +192,22 @@ def content(
         "reference": name(reference),
         "chosen": name(chosen.plan) if chosen else None,
         "verdict": list(conclusion),
-        "plans": [_row(plan) for plan in measured],
-    }
-
-
-def _row(measured: MeasuredPlan) -> dict[str, Any]:
-    return {
-        "name": name(measured.plan),
-        "plan": measured.plan.model_dump(mode="json"),
-        "seconds": measured.seconds,
-        "cost": measured.cost.value,
-        "cost_interval": [measured.cost.low, measured.cost.high],
-        "separation": measured.separation.value,
-        "interval": [measured.separation.low, measured.separation.high],
-        "loss": measured.loss.value,
-        "loss_interval": [measured.loss.low, measured.loss.high],
-        "pace": measured.pace,
-        **vars(measured.fidelity),
+        "plans": [
+            {
+                "name": name(plan.plan),
+                "plan": plan.plan.model_dump(mode="json"),
+                "seconds": plan.seconds,
+                "cost": plan.cost.value,
+                "cost_interval": [plan.cost.low, plan.cost.high],
+                "separation": plan.separation.value,
+                "interval": [plan.separation.low, plan.separation.high],
+                "loss": plan.loss.value,
+                "loss_interval": [plan.loss.low, plan.loss.high],
+                "pace": plan.pace,
+                **vars(plan.fidelity),
+            }
+            for plan in measured
+        ],
     }
 
 

@@ -145,7 +145,11 @@ def _run(command: Run, rank_info: RankInfo) -> int:
 
             follow(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
             return 0
-        config = _checked(command, locks)
+        resolved = _resolve(command)
+        from solrl_trainer.run_folder.folder import locked
+
+        locks.enter_context(locked(resolved.config.output))
+        config = _check_run(command, resolved)
         processes.broadcast_text(config.model_dump_json())
         processes.set_hint(_resume_hint(config, rank_info))
 
@@ -168,22 +172,13 @@ def _run(command: Run, rank_info: RankInfo) -> int:
     return 0
 
 
-def _checked(command: Run, locks: ExitStack) -> "RunConfig":
-    """The settings of a run that can start; its folder stays locked in `locks`."""
-    from solrl_trainer.run_folder.folder import locked
-
-    resolved = _resolve(command)
-    locks.enter_context(locked(resolved.config.output))
-    return _check_run(command, resolved)
-
-
 def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> "RunConfig":
     """The settings of a run that can start, as of `check_run`, whose warnings are printed."""
     from solrl_trainer.commands.preflight import check_run
     from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.token_places import warn_of_tokens
 
-    with shown_log(_print):
+    with shown_log(lambda text: print(text, file=sys.stderr, flush=True)):
         warn_of_tokens(resolved)
         return check_run(resolved.config, resume=command.resume is not None, dry=dry)
 
@@ -234,10 +229,6 @@ def _dry_run(command: Run) -> int:
 
         check_before_loading(resolved.config, command.checkpoint, command.allow_change)
     return 0
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _export(command: Export) -> None:
@@ -332,11 +323,7 @@ def _settings(command: SettingsCommand) -> "Resolved":
 
 
 def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
-    """The command of a run with a calibrated plan: all settings of the calibration, except those that the plan sets.
-
-    Args:
-        planned: settings of `explore` in plan.yaml; `--set` would override them.
-    """
+    """The command of a run with a calibrated plan: the settings of the calibration without those `planned` in it."""
     words = ["solrl-train", "run", "--preset", command.preset]
     for path in (*command.config, command.output / "plan.yaml"):
         words += ["--config", str(path)]

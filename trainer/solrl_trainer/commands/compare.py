@@ -16,9 +16,7 @@ METRICS = "metrics.jsonl"
 def compare(folders: Sequence[Path]) -> None:
     """Print a row for each run: iterations, time, and its held-out rewards, first and newest; a note if they differ.
 
-    Raises:
-        FileNotFoundError: a folder contains no run, or its run has no figures yet.
-        ValueError: a file of a run is damaged.
+    FileNotFoundError: a folder has no run, or its run no figures yet; ValueError: a file of a run is damaged.
     """
     from rich import box
     from rich.console import Console

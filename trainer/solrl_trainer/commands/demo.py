@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +85,8 @@ WORLDS = {"words": WORDS, "shapes": SHAPES}
 def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet: bool = False) -> None:
     """Start the service, train and stop; print the result.
 
-    Raises:
-        ConfigError: an override is invalid.
-        FileExistsError: the folder has a run.
-        ValueError: the reward's packages are missing. Nothing is started in these cases.
+    A ConfigError about settings, a FileExistsError about the folder, or a ValueError about missing packages of the
+    reward comes before anything is started.
     """
     began, chosen = time.monotonic(), WORLDS[world]
     config = demo_config(chosen, overrides, {"output": output, "run": "demo", "seed": seed})
@@ -97,8 +97,8 @@ def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of packages that are not needed
         console = Console(stderr=True, markup=False, highlight=False)
         console.print(f"starting a rollout service with {chosen.model}", soft_wrap=True)
-        service = rollout_service(chosen.model, output / "service.log", [chosen.reward], meanwhile=_import)
-        with service as url:
+        imports = partial(import_module, "solrl_trainer.commands.run")
+        with rollout_service(chosen.model, output / "service.log", [chosen.reward], meanwhile=imports) as url:
             console.print(f"watch the run at {url}/", soft_wrap=True)
             from solrl_trainer.commands.run import run
 
@@ -117,11 +117,6 @@ def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet
         from solrl_trainer.records.progress import show_result
 
         show_result(summary, output)
-
-
-def _import() -> None:
-    """Import what the run needs, while the service starts."""
-    import solrl_trainer.commands.run  # noqa: F401
 
 
 def _require_new(folder: Path) -> None:
@@ -159,11 +154,7 @@ def plan_file() -> Path:
 def demo_config(
     world: World = WORDS, overrides: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """Settings of a demo: its preset, the plan that ships with the model, the world's settings and `overrides`.
-
-    Raises:
-        ConfigError: an override is invalid.
-    """
+    """Settings of a demo: preset, shipped plan, the world's settings, `overrides`; a ConfigError names a bad one."""
     files = {"plan.json": read_settings_file(plan_file())} if world.plan else {}
     # The address is that of the service's own place, until it has one.
     fixed = {"rollout_url": "http://127.0.0.1:8100", **(arguments or {})}

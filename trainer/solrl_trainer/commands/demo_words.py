@@ -43,9 +43,7 @@ NEXT = (
 class WordsReporter(RichReporter):
     """Progress of a run on words: after each version a row of the same held-out words, as RapidOCR reads them.
 
-    Args:
-        plain: without a live line and colours, as outside a terminal.
-        read: reads images uint8 [N, H, W, 3] of one word each, instead of RapidOCR.
+    A `plain` one has no live line and no colours. `read` reads images uint8 [N, H, W, 3] of one word each instead.
     """
 
     announces = False

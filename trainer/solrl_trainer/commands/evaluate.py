@@ -14,7 +14,7 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan
 
-from solrl_trainer.commands.preflight import require_usable_rewards, usable_rewards
+from solrl_trainer.commands.preflight import is_usable, require_usable
 from solrl_trainer.evaluation.ended import EVALUATION, GRID, best_version
 from solrl_trainer.evaluation.evaluate import evaluate, shown_seed
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
@@ -81,18 +81,14 @@ def evaluate_run(
     settings = config.evaluate
     whole = prompts_of_run(config.prompt_sources, "test")
     held_out = whole.sample(settings.prompts)
-    requested = list(rewards) if rewards else [*config.rewards, *settings.rewards]
     chosen = changes.get("reward_options", {})
     options = saved.reward_options | chosen
-    if rewards:
-        names = requested
-        require_usable_rewards(names, held_out, "test", options)
-    else:
-        names = [
-            name
-            for name in dict.fromkeys(requested)
-            if usable_rewards([name], scored_prompts(name, held_out, settings.rewards), options)
-        ]
+    names = list(rewards)
+    for name in names:
+        require_usable(name, held_out, "test", options)
+    if not rewards:
+        of_run = dict.fromkeys((*config.rewards, *settings.rewards))
+        names = [name for name in of_run if is_usable(name, scored_prompts(name, held_out, settings.rewards), options)]
         if not names:
             raise ValueError("none of the run's rewards can score the prompts; choose other rewards with --rewards")
     if processes.is_rank_zero:

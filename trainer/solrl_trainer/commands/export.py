@@ -97,11 +97,7 @@ def _write_merged(adapter: Adapter, config: RunConfig, folder: Path) -> None:
 
 
 def check_push(repository: str) -> None:
-    """Check what can be checked of a push before the hub is asked.
-
-    Raises:
-        ValueError: the name is not `USER/NAME`, or there is no token.
-    """
+    """Check a push before the hub is asked; a ValueError if the name is not `USER/NAME`, or there is no token."""
     from huggingface_hub import get_token
 
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
@@ -114,13 +110,9 @@ def check_push(repository: str) -> None:
 
 
 def push(files: Sequence[Path], repository: str, message: str) -> str:
-    """Upload files as one commit to a model repository of the hub, which is created if there is none.
+    """Upload files as one commit to a model repository of the hub, created if there is none; returns its address.
 
-    Returns:
-        The repository's address.
-
-    Raises:
-        OSError: the hub refuses, or cannot be reached; says where the files are.
+    An OSError says why the hub refuses, or cannot be reached, and where the files are.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 

@@ -80,12 +80,8 @@ def import_prompts(
         test: number of held-out prompts; by default a tenth, at most 128.
         test_file: of the held-out prompts, instead of some of the others.
 
-    Returns:
-        Numbers of rows that were read, merged and dropped, and of prompts in both splits, as lines for a reader.
-
-    Raises:
-        ValueError: a row without a prompt, no prompts for a split, or a folder that has prompts; names the place.
-        OSError: a file cannot be read or written.
+    Returns lines for a reader: numbers of rows that were read, merged and dropped, and of prompts in both splits. A
+    ValueError names a row without a prompt, a split without prompts, or a folder that has some; an OSError, a file.
     """
     targets = {split: metadata_file(output, split) for split in ("train", "test")}
     if there := [path for split in targets for path in split_files(output, split) if path.exists()]:
@@ -118,11 +114,7 @@ def import_prompts(
 
 
 def read_rows(files: Sequence[Path], split: str, key: str | None) -> Imported:
-    """Read the prompts of files.
-
-    Raises:
-        ValueError: a row whose prompt is missing or no text; names the place.
-    """
+    """Read the prompts of files; a ValueError names the place of a row whose prompt is missing or no text."""
     imported, rows_by_content = Imported(), dict[str, dict[str, Any]]()
     for place, prompt, fields in chain.from_iterable(prompts_of(rows_of(path, split), key) for path in files):
         imported.read += 1

@@ -100,12 +100,9 @@ class GpuLayout:
 
 
 def layout(config: RunConfig, options: Layout) -> None:
-    """Print the layouts of runs with these settings, the fastest first, and the commands of the fastest.
+    """Print the layouts of runs with these settings, the fastest first, and commands with and without a service.
 
-    The commands are those of the fastest layout without a service, and of the fastest with one.
-
-    Raises:
-        ValueError: numbers that give no layout, or no measured rates of the model.
+    A ValueError names numbers that give no layout, or a model without measured rates.
     """
     gpus, runs = options.gpus, options.runs
     for option, value in {"--gpus": gpus, "--runs": runs}.items():
@@ -267,14 +264,7 @@ def measuring(config: RunConfig, rates: Rates) -> float:
 
 
 def layouts(stages: Stages, prompts: int, gpus: int, *, runs: int = 1) -> list[GpuLayout]:
-    """All layouts of `runs` equal runs on `gpus` GPUs, the fastest first.
-
-    Args:
-        stages: of one prompt on one training GPU.
-        prompts: per iteration.
-        gpus: of all runs and the service.
-        runs: that share the GPUs.
-    """
+    """All layouts of `runs` equal runs on `gpus` GPUs, the fastest first; `stages` are of a prompt on one GPU."""
     every = [colocated(stages, prompts, gpus // runs)] if gpus >= runs else []
     for serving in range(1, gpus):
         if training := (gpus - serving) // runs:

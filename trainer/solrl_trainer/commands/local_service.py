@@ -23,7 +23,7 @@ def rollout_service(
     log: Path,
     rewards: Sequence[str] = ("clipscore",),
     flags: Sequence[str] = (),
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[str]:
     """Run `solrl-rollout serve` as a child process, with additional `flags`; yields its URL, stops it with SIGTERM.
 

@@ -240,11 +240,7 @@ COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_a
 
 
 def parse(words: list[str]) -> Command:
-    """The command that the words give; exits with 2 if they are invalid.
-
-    Raises:
-        ValueError: the shell has split a setting.
-    """
+    """The command that the words give; exits with 2 if they are invalid. ValueError: the shell has split a setting."""
     _require_quoted(words)
     if words and (kind := COMMANDS.get(words[0])):
         # Each command has its own parser, which suggests no options of other commands.

@@ -4,7 +4,7 @@ The fastest checks come first. Without them, errors would appear after loading t
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ FIRST_PATIENCE = 15.0
 
 RewardOptions = Mapping[str, Mapping[str, Any]]
 """Reward → options of its loader."""
-NO_OPTIONS: RewardOptions = {}
 
 
 def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfig:
@@ -69,35 +68,22 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfi
     return _check_models(config)
 
 
-def usable_rewards(
-    names: Iterable[str], prompts: Sequence[PromptItem], options: RewardOptions = NO_OPTIONS
-) -> list[str]:
-    """Rewards that can judge images of all these prompts, as far as they say; others are logged."""
-    usable = []
-    for name in dict.fromkeys(names):
-        fault = unsuitable_prompt(name, prompts, options)
-        if fault is None:
-            usable.append(name)
-        else:
-            logger.warning(f"held-out images are not scored with {name}: {fault}")
-    return usable
+def is_usable(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> bool:
+    """Whether a reward can judge images of all these prompts, as far as it says; if not, the log says why."""
+    fault = unsuitable_prompt(name, prompts, options)
+    if fault is not None:
+        logger.warning(f"held-out images are not scored with {name}: {fault}")
+    return fault is None
 
 
-def require_usable_rewards(
-    names: Iterable[str], prompts: Sequence[PromptItem], split: str, options: RewardOptions = NO_OPTIONS
-) -> None:
-    """Refuse rewards that cannot judge images of all these prompts, as far as they say.
-
-    Raises:
-        ValueError: naming the first such reward and prompt, or a reward that does not exist.
-    """
-    for name in names:
-        fault = unsuitable_prompt(name, prompts, options)
-        if fault is not None:
-            raise ValueError(
-                f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with the "
-                f"text, or the metadata in {split}_metadata.jsonl, that it needs"
-            )
+def require_usable(name: str, prompts: Sequence[PromptItem], split: str, options: RewardOptions) -> None:
+    """Refuse a reward that cannot judge images of all these prompts, by a ValueError with it and such a prompt."""
+    fault = unsuitable_prompt(name, prompts, options)
+    if fault is not None:
+        raise ValueError(
+            f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with the "
+            f"text, or the metadata in {split}_metadata.jsonl, that it needs"
+        )
 
 
 def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> str | None:
@@ -188,7 +174,7 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     train = prompts_of_run(config.prompt_sources, "train").all
     require_rewards(client.url, service, hosted, reward_specs(config.service_rewards(train), config, hosted))
     if (explored := config.explore.precision) != "auto":
-        require_precision(client.url, hosted, explored, where="explore.precision", action="explore.precision=auto")
+        require_precision(client.url, hosted, explored)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (pushed := client.adapters(config.run)) is not None and pushed.head > 0:
         raise run_taken(client.url, config.run, pushed.head)
@@ -201,13 +187,14 @@ def _check_models(config: RunConfig) -> RunConfig:
     train, test = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
     for name in config.rewards:
         for split, prompts in (("train", train.all), ("test", test.all)):
-            require_usable_rewards([name], scored_prompts(name, prompts), split, config.reward_options)
-    usable = usable_rewards(config.evaluate.rewards, test.sample(config.evaluate.prompts), config.reward_options)
+            require_usable(name, scored_prompts(name, prompts), split, config.reward_options)
+    judged, options = test.sample(config.evaluate.prompts), config.reward_options
+    usable = tuple(name for name in dict.fromkeys(config.evaluate.rewards) if is_usable(name, judged, options))
     locate(config.model)
     left_out = set(config.evaluate.rewards) - set(usable) - config.rewards.keys()
-    options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}
+    options = {name: value for name, value in options.items() if name not in left_out}
     guards = tuple(name for name in config.evaluate.guards if name in usable or name in config.rewards)
     if unguarded := sorted(set(config.evaluate.guards) - set(guards)):
         logger.warning(f"the run does not end when {' or '.join(unguarded)} falls (evaluate.guards)")
-    evaluate = config.evaluate.model_copy(update={"rewards": tuple(usable), "guards": guards})
+    evaluate = config.evaluate.model_copy(update={"rewards": usable, "guards": guards})
     return config.model_copy(update={"evaluate": evaluate, "reward_options": options})

@@ -107,11 +107,7 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
 
 
 def gallery_grid(folder: Path) -> Path:
-    """Write grid.png from a run's gallery.
-
-    Raises:
-        FileNotFoundError: the folder has no gallery, or no settings of the run.
-    """
+    """Write grid.png from a run's gallery; a FileNotFoundError if the folder lacks it, or the run's settings."""
     config = saved_settings(folder)
     about = trained_text(config.model, config.preset, config.weights)
     return write_grid(load_gallery(folder), folder / GRID, config.run, about)

@@ -12,11 +12,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 
 
 def list_runs(url: str) -> None:
-    """Print a table of the caller's runs: newest version, number of versions, model and size.
-
-    Raises:
-        ProblemError: refused or unreachable.
-    """
+    """Print a table of the caller's runs: newest version, number of versions, model and size; or a ProblemError."""
     with RolloutClient(url) as client:
         run_list = client.runs()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -34,11 +30,7 @@ def list_runs(url: str) -> None:
 
 
 def delete_run(url: str, name: str) -> None:
-    """Delete a run of the caller.
-
-    Raises:
-        ProblemError: there is no such run, the service refuses or is unreachable.
-    """
+    """Delete a run of the caller; a ProblemError if there is none, or the service refuses or is unreachable."""
     with RolloutClient(url) as client:
         adapter_list = client.adapters(name)
         if adapter_list is None:

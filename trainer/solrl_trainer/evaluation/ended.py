@@ -14,11 +14,8 @@ RESULT, EVALUATION, GRID, PAGE = "result.json", "evaluation.json", "grid.png", "
 def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
     """Delete figures and images of versions after `version`, from which the run goes on, and the report.
 
-    The run writes them again when it ends; `solrl-train report` draws a report at any time.
-
-    Args:
-        version: from which it is resumed.
-        goes_on: whether it trains further; a result that says why the run ended then no longer holds.
+    The run writes them again when it ends; `solrl-train report` draws a report at any time. If the run trains further
+    (`goes_on`), a result that says why it ended no longer holds.
     """
     for place, name in ((folder, RESULT), (folder / "evaluation", EVALUATION)):
         if (place / name).is_file() and _holds_until(place / name, goes_on=goes_on) > version:
@@ -28,11 +25,7 @@ def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
 
 
 def best_version(folder: Path) -> int | None:
-    """The best version of a run, which it has exported, though it may have newer ones; None if it took the newest.
-
-    Raises:
-        TextFileError: the run's result is damaged.
-    """
+    """The best version of a run that exported it; None if it took its newest. TextFileError: the result is damaged."""
     result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     return int(result["version"]) if result.get("stopped") else None
 

@@ -69,11 +69,7 @@ def save_gallery(folder: Path, gallery: Gallery) -> None:
 
 
 def load_gallery(folder: Path) -> Gallery:
-    """Load a gallery.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-    """
+    """Load a gallery; a FileNotFoundError if the folder has none."""
     if not (folder / TEXTS).is_file() or not (folder / IMAGES).is_file():
         raise FileNotFoundError(f"{folder} contains no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")
     texts = read_json(folder / TEXTS)

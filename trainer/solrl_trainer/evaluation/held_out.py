@@ -41,12 +41,9 @@ BASE_EVALUATION = "base_evaluation.safetensors"
 def evaluate_average(
     session: Session, log: RunLog, version: int, base: Evaluation | None = None, *, curve: bool = False
 ) -> Evaluation:
-    """Evaluate the averaged weights of a version; version 0 is the base.
+    """Evaluate the averaged weights of a version, against the evaluation of version 0, the `base`, unless this is it.
 
-    Args:
-        version: of the averaged weights.
-        base: evaluation of version 0, unless this is it.
-        curve: only with the prompts and seeds of the held-out curve.
+    With `curve`, only the prompts and seeds of the held-out curve are evaluated.
     """
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
@@ -77,11 +74,7 @@ def _log_evaluation(session: Session, log: RunLog, version: int, evaluation: Eva
 
 
 def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
-    """Evaluate the base, or read its evaluation if there is one with the same settings.
-
-    Args:
-        again: whether the run is resumed; a new run always evaluates.
-    """
+    """Evaluate the base; a run that is resumed (`again`) reads its evaluation if that has the same settings."""
     path, config = session.config.output / BASE_EVALUATION, session.config
     rewards = session.device.loaded.rewards
     settings = {
@@ -117,12 +110,9 @@ def stopped_at(session: Session, log: RunLog, version: int) -> str | None:
 
 
 def take_best(session: Session, log: RunLog, reason: str, version: int) -> int:
-    """Take the averaged weights of the best checkpoint of a run that ends after `version` iterations.
+    """Take the averaged weights of the best checkpoint of a run that ends after `version` iterations; return theirs.
 
     Best is the highest held-out reward where no guard has fallen, or the highest of all if one always has.
-
-    Returns:
-        The version of these weights.
     """
     config, folder, lines = session.config, session.config.output / "checkpoints", log.evaluations()
     best = best_kept(folder, sound_scores(lines, config)) or best_kept(folder, held_out_scores(lines, config.weights))
@@ -143,10 +133,8 @@ def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     """Measure rank fidelity before iteration `version`, if that is due, and refuse to go on with one below the floor.
 
-    A resumed run measures versions that its log lacks, and the one at which it stopped.
-
-    Raises:
-        FidelityError: it is below `evaluate.fidelity_floor`; on all ranks.
+    A resumed run measures versions that its log lacks, and the one at which it stopped. Below
+    `evaluate.fidelity_floor`, all ranks raise a FidelityError.
     """
     config, every = session.config, session.config.evaluate.fidelity_every
     prompts = session.fidelity_prompts
@@ -251,11 +239,7 @@ _SCORES = "scores/"
 
 
 def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
-    """Write an evaluation, with its images as bytes, like a gallery.
-
-    Args:
-        settings: all settings that it depends on, as JSON values.
-    """
+    """Write an evaluation, with its images as bytes, and all settings that it depends on, as JSON values."""
     tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}
     tensors[_IMAGES] = small_images(evaluation.images, LARGEST_SIDE)
     replace_file(path, save(tensors, {_SETTINGS: json.dumps(settings)}))

@@ -65,11 +65,7 @@ def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> st
     """Why the run ends after `version` iterations with the weights of its best version; None if it does not.
 
     After its last iteration it does so unless that version is the best. If version 0 is the best, which has no weights,
-    the reason says so.
-
-    Args:
-        lines: the run's evaluations up to that version.
-        config: its settings, see `evaluate.stop_after` and `evaluate.guards`.
+    the reason says so. `lines` are the run's evaluations up to that version.
     """
     settings = config.evaluate
     if not settings.every or not (version == config.iterations or settings.is_due(version)):

@@ -160,10 +160,7 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
     """Plan a run on `ranks` GPUs; it counts tensors on the meta device.
 
     The model is of `load_skeleton`, and cannot generate afterwards. explore.precision=auto selects the GPU's `fastest`
-    native precision.
-
-    Raises:
-        ValueError: a reward does not exist, or the model's configurations do not fit together.
+    native precision. A ValueError names a reward that does not exist, or configurations that do not fit together.
     """
     explored = explored_precision(config, fastest)
     with fitting(backbone):
@@ -218,10 +215,7 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicat
     """The layout that the settings and the memory plan determine; the log says what is unusual in it.
 
     The model has no generators and policy yet, and its large parts may be in host memory. All ranks share the base, or
-    none.
-
-    Raises:
-        ValueError: the base is to be sharded, and cannot be.
+    none. A ValueError says why a base cannot be sharded as the settings ask.
     """
     check_sharding(config, backbone.device, world)
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)

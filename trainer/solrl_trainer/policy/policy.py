@@ -207,11 +207,7 @@ def average_decay(count: int, ema: float) -> float:
 
 
 def require_finite(value: float, what: str, where: str) -> None:
-    """Stop the run at a loss or gradient that is not finite.
-
-    Raises:
-        FloatingPointError: the value is not finite; names the step.
-    """
+    """Stop the run at a loss or gradient that is not finite, by a FloatingPointError that names the step."""
     if not math.isfinite(value):
         raise FloatingPointError(
             f"{what} is {value} at {where}; the run stops, and its checkpoints are intact. Lower "

@@ -67,11 +67,7 @@ class LockstepCommunicator(Communicator):
 
 
 def check_sharding(config: RunConfig, device: torch.device, world: Communicator) -> None:
-    """Refuse `optimizer.shard_base=true` where it cannot be done.
-
-    Raises:
-        ValueError: there is one process, or a CPU with several threads.
-    """
+    """Refuse `optimizer.shard_base=true` for one process, or on a CPU with several threads, by a ValueError."""
     if config.optimizer.shard_base is not True:
         return
     if world.size == 1:
@@ -90,15 +86,10 @@ def place(module: nn.Module, device: torch.device) -> None:
 
 
 def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks: int) -> tuple[dict[str, int], int]:
-    """Bytes of weights on each rank after `shard_base`.
+    """Part → bytes of weights on each rank after `shard_base`, in no earlier part; and bytes of a gathered block.
 
-    Args:
-        modules: parts that a rank holds, by name; the blocks of those in `SHARDED` are sharded.
-        blocks: names of their lists of blocks.
-        ranks: number of ranks.
-
-    Returns:
-        Part → bytes that no earlier part has, and the bytes of a block while it is gathered.
+    `modules` are all parts that a rank holds. The blocks of those in `SHARDED` are sharded; `blocks` are the names of
+    their lists of blocks.
     """
     counted: set[tuple[int, bool]] = set()
     sizes = {}
@@ -131,18 +122,11 @@ def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
 def shard_base(
     backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: Policy, world: Communicator
 ) -> LockstepCommunicator:
-    """Spread the blocks of a policy and of its BF16 generator over the ranks, in place.
+    """Spread the blocks of a policy and of its BF16 generator over the ranks, in place; return the world to use then.
 
     Weights may be in host memory. Block after block moves to the device, where only this rank's part remains. All other
-    weights follow.
-
-    Args:
-        backbone: the model around them.
-        generator: of the samples. It shares its parts of the weights that no adapter changes with the policy.
-        others: generators at other precisions. They stay whole, and read the base's weights for merging.
-
-    Returns:
-        The world to use from now on.
+    weights follow. The generator of the samples shares its parts of the weights that no adapter changes with the
+    policy. The `others`, at other precisions, stay whole, and read the base's weights for merging.
     """
     mesh = init_device_mesh(backbone.device.type, (world.size,))
     served = wrap_blocks(generator.transformer, backbone)

@@ -52,11 +52,7 @@ class StartLora(NamedTuple):
 
 
 def find_start(path: Path) -> Path:
-    """The file of a LoRA: `path`, or the one of the usual name in that folder.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The file of a LoRA: `path`, or the one of the usual name in that folder; a ValueError if there is none."""
     start = next((file for file in (path, *(path / name for name in _FILES)) if file.is_file()), None)
     if start is None:
         raise ValueError(f"got start_lora={path}; expected a file, or a folder with {' or '.join(_FILES)}")

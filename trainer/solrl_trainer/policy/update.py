@@ -82,14 +82,10 @@ class Updater:
     def update(
         self, samples: TrainingSamples, iteration: int, progress: OnProgress = lambda done, total: None
     ) -> UpdateFigures:
-        """Take the iteration's optimiser steps.
+        """Take the iteration's optimiser steps; `progress` counts (sample, timestep) pairs.
 
-        Args:
-            progress: called with the (sample, timestep) pairs that are done, and with all of them.
-
-        Raises:
-            FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
-            ValueError: the algorithm has nothing to train on.
+        A FloatingPointError names a loss or gradient that is not finite; the weights remain those of the last valid
+        step. A ValueError says that the algorithm has nothing to train on.
         """
         updater = replace(self, algorithm=self.algorithm.at(iteration))
         generator = torch.Generator().manual_seed(expand_seeds(self.config.seed, f"update/{iteration}", 1)[0])
@@ -141,11 +137,7 @@ class Updater:
         generator: torch.Generator,
         work: ProgressCounter,
     ) -> tuple[float, list[dict[str, float]]]:
-        """Set the parameters' gradient to that of these units.
-
-        Returns:
-            Loss, and the shares of the algorithm's figures by micro-batch on all ranks.
-        """
+        """Set the parameters' gradient to that of these units; return the loss, and figures of each micro-batch."""
         gradients = GradientBuckets(self.policy.parameters, self.world, self.backbone.device)
         batch, shape, computed = max(1, self.settings.batch // units.shape[1]), samples.latents.shape[1:], []
         parts = torch.split(torch.arange(len(units)), batch)
@@ -252,15 +244,9 @@ def _gathered(
 def training_pairs(
     units: int, steps: int, fraction: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pair each unit with a random part of the steps, and shuffle the pairs.
+    """Unit and step of each pair [units · share], in training order: each unit has a random part of the steps.
 
-    Args:
-        units, steps: number of units and of steps.
-        fraction: fraction of the steps for each unit; see `trained_steps`.
-        generator: random generator of the shuffles.
-
-    Returns:
-        Unit and step of each pair [units · share], in training order.
+    The part is the `fraction` of the steps; see `trained_steps`.
     """
     trained = trained_steps(steps, fraction)
     order = torch.rand(units, steps, generator=generator).argsort(1)[:, :trained]

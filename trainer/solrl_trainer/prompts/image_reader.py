@@ -19,11 +19,7 @@ _DEEPEST = 65535
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as it is shown; its header is checked, its pixels are not read.
-
-    Raises:
-        ValueError: it is no image that `read_image` takes; names the file and what to do.
-    """
+    """Width and height of an image as it is shown, by its header; a ValueError names one that `read_image` refuses."""
     with _opened(path) as image:
         width, height = image.size
         turned = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS

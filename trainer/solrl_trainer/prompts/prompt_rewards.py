@@ -83,11 +83,7 @@ def group_indices(values: Iterable[Value]) -> list[tuple[Value, list[int]]]:
 
 
 def check_overrides(rewards: Any, place: str) -> None:
-    """Refuse a prompt's rewards that are no weights, or all 0.
-
-    Raises:
-        ValueError: names the place.
-    """
+    """Refuse a prompt's rewards that are no weights, or all 0, by a ValueError that names the place."""
     weights = list(rewards.values()) if isinstance(rewards, Mapping) else []
     numbers = all(isinstance(w, int | float) and not isinstance(w, bool) and math.isfinite(w) for w in weights)
     if not (numbers and any(weights)):
@@ -98,11 +94,7 @@ def check_overrides(rewards: Any, place: str) -> None:
 
 
 def check_known(prompts: Iterable[PromptItem], rewards: Collection[str], where: str) -> None:
-    """Refuse prompts that name a reward which the run does not have.
-
-    Raises:
-        ValueError: names the reward, the first such prompt and `where` it is.
-    """
+    """Refuse prompts that name a reward which the run lacks, by a ValueError with the first one and `where` it is."""
     for prompt in prompts:
         if unknown := next((name for name in prompt_overrides(prompt) or () if name not in rewards), None):
             raise ValueError(

@@ -39,11 +39,7 @@ RewardItems = tuple[tuple[str, float], ...]
 
 
 def find_prompts(name: str) -> Path:
-    """Folder of a prompt set: a registered name, or the path of a folder.
-
-    Raises:
-        ValueError: neither.
-    """
+    """Folder of a prompt set: a registered name, or the path of a folder; a ValueError if it is neither."""
     return Path(PROMPTS.locate(name))
 
 
@@ -208,11 +204,7 @@ def _digest(text: str) -> str:
 
 
 def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, iteration: int) -> list[PromptItem]:
-    """Choose the `count` prompts of an iteration. Each pass over the set is a new shuffle that depends only on `seed`.
-
-    Raises:
-        ValueError: the set has fewer than `count` prompts.
-    """
+    """The `count` prompts of an iteration. Each pass over the set is a new shuffle that depends only on `seed`."""
     if count > len(prompts):
         raise ValueError(f"got {count} prompts per iteration; expected at most {len(prompts)}, the size of the set")
     passes = len(prompts) // count
@@ -269,11 +261,7 @@ class PromptSet:
         return "; ".join(parts)
 
     def of_iteration(self, count: int, seed: int, iteration: int) -> list[PromptItem]:
-        """Choose the `count` prompts of an iteration: those of `prompts_of_iteration` of each source.
-
-        Raises:
-            ValueError: a source has fewer prompts than its share.
-        """
+        """The `count` prompts of an iteration: each source's share, by `prompts_of_iteration`."""
         drawn = [
             prompts_of_iteration(prompts, share, seed, iteration) if share else []
             for prompts, share in zip(self.sources, self.counts(count), strict=True)
@@ -324,11 +312,7 @@ def log_covered(held_out: PromptSet, count: int, which: str) -> None:
 
 
 def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet:
-    """The prompts of a run's sources, by name or folder. Of equal prompts, the first source has one.
-
-    Raises:
-        ValueError, OSError: as `find_prompts` and `read_split`.
-    """
+    """The prompts of a run's sources, of equal ones the first source's. ValueError, OSError: one cannot be read."""
     splits = tuple(read_split(find_prompts(name), split) for name in sources)
     rewards = tuple(None if source.rewards is None else tuple(source.rewards.items()) for source in sources.values())
     return _joined(splits, rewards, tuple(source.share for source in sources.values()))

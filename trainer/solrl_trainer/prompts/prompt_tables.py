@@ -49,11 +49,7 @@ def rows_of(path: Path, split: str) -> Iterator[Row]:
 
 
 def prompts_of(rows: Iterable[Row], key: str | None = None) -> Iterator[PromptRow]:
-    """Rows with their prompt: the field `key`, or the first of KEYS that the first row has.
-
-    Raises:
-        ValueError: a row has no such field; names the place and the fields that there are.
-    """
+    """Rows with their prompt: the field `key`, or the first of KEYS in the first row. ValueError: a row has none."""
     for place, fields in rows:
         key = _prompt_key(fields, place, key)
         others = dict(fields)

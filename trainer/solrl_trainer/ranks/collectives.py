@@ -27,14 +27,9 @@ class DistributedWorld(Communicator):
     def __init__(
         self, rank_info: RankInfo, store: Any, fail: Callable[[Exception], object], *, on_gpu: bool, patience: float
     ) -> None:
-        """Initialise torch's process group.
+        """Initialise torch's process group: a `store` without keys of an earlier one, the run's patience in seconds.
 
-        Args:
-            rank_info: rank of this process.
-            store: store of the ranks, without keys of an earlier process group.
-            fail: ends this process because of an error in another thread.
-            on_gpu: whether the run's device is a GPU.
-            patience: the run's patience in seconds.
+        `fail` ends this process because of an error in another thread.
         """
         self.rank, self.size, self.local_rank = rank_info.rank, rank_info.size, rank_info.local_rank
         self._store = store

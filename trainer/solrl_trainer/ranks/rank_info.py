@@ -30,11 +30,7 @@ class RankInfo:
 
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank from torchrun's environment variables; without torchrun, the rank of a single process.
-
-    Raises:
-        ValueError: a variable is missing or not a number.
-    """
+    """The rank by torchrun's variables; without these, of a single process. ValueError: one is missing or no number."""
     if environment.get("WORLD_SIZE", "1") == "1":
         return RankInfo()
     numbers = {}

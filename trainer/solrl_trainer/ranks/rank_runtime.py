@@ -73,11 +73,7 @@ class RankRuntime:
         return bytes(self._store.get(key)).decode()
 
     def world(self, device: str, patience: float) -> "Communicator":
-        """Collectives of the ranks, by the run's settings of `device` and `patience` in seconds.
-
-        Raises:
-            ValueError: this rank has no such device.
-        """
+        """Collectives of the ranks, by the run's `device` and `patience` in seconds; a ValueError without it."""
         from solrl_trainer.ranks.communicator import Communicator, pick_device
 
         if self._store is None:

@@ -34,9 +34,7 @@ _SMALLER = "lower optimizer.learning_rate, or raise algorithm.kl_weight where th
 def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
     """Text on what looks like a collapse after the newest of a run's iterations, with what to change; None if nothing.
 
-    Args:
-        lines: the iterations' lines of metrics.jsonl, in their order.
-        steps: optimiser steps per iteration.
+    `lines` are those of the iterations in metrics.jsonl, in their order; `steps` are optimiser steps per iteration.
     """
     recent = lines[1:][-FALLEN:]
     alike = all(line.get("weights") == lines[0].get("weights") for line in recent)

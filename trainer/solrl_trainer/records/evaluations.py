@@ -40,14 +40,9 @@ class Evaluation:
 
 
 def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float, float]:
-    """Mean gain and its 95 % interval, by a bootstrap over prompts (images of a prompt are not independent).
+    """Mean gain of `after` over `before`, scores [prompts, seeds], and its 95 % interval: (mean, low, high).
 
-    Args:
-        before: [prompts, seeds] scores of the same prompts and seeds as `after`.
-        after: [prompts, seeds].
-
-    Returns:
-        (mean, low, high).
+    The bootstrap is over prompts, because images of a prompt are not independent.
     """
     return mean_interval((after.double() - before.double()).mean(1).numpy())
 
@@ -96,13 +91,9 @@ def compare(
 ) -> dict[str, dict[str, float]]:
     """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt.
 
-    Each is over the prompts that have the reward. `READ_RIGHT` is the share of images in which `ocr` reads all of the
-    text.
-
-    Args:
-        before, after: of the same prompts and seeds, by the same rewards.
-        weights: of the trained rewards, as `weights_per_prompt` returns them. A sum of several has the first row,
-            `TRAINED_SUM`, if all were evaluated.
+    The evaluations are of the same prompts and seeds, by the same rewards. Each figure is over the prompts that have
+    the reward. `READ_RIGHT` is the share of images in which `ocr` reads all of the text. The weights are of the trained
+    rewards, as of `weights_per_prompt`; a sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
     """
     first, second = (_with_read_right(one.scores) for one in (before, after))
     if len(weights) > 1 and weights.keys() <= first.keys():

@@ -51,11 +51,7 @@ class _Remaining(ProgressColumn):
 
 
 class RichReporter(LiveLine):
-    """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere.
-
-    Args:
-        plain: plain lines, even in a terminal.
-    """
+    """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere, or everywhere if it is `plain`."""
 
     announces = True
     """Whether plain lines say what is measured."""

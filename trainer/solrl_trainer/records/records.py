@@ -170,13 +170,9 @@ class IterationRecord:
         settings: RunSettings | None = None,
         ended: str | None = None,
     ) -> IterationReport:
-        """Report of the iteration for the service.
+        """Report of the iteration for the service, with evaluations since the report before and images for the page.
 
-        Args:
-            planned: number of iterations of the whole run.
-            samples: images for the page.
-            held_out: evaluations since the report of the previous iteration.
-            ended: why the run ended with it, before the planned iterations.
+        `planned` is the number of iterations of the whole run, and `ended` why the run ended before.
         """
         return IterationReport(
             iteration=self.iteration,

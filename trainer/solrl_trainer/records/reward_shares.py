@@ -18,11 +18,8 @@ LARGE = 0.9
 def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     """Share of each trained reward: |weight| × its mean standard deviation within a prompt, over the sum of all.
 
-    Zeros if all rewards are constant within each prompt.
-
-    Args:
-        rewards: reward → [groups, kept] values; NaN in a group that does not have it.
-        weights: weights of the trained ones, each also [groups, 1].
+    Zeros if all rewards are constant within each prompt. The rewards are [groups, kept], NaN in a group that does not
+    have one; the weights are of the trained ones, each also [groups, 1].
     """
     spreads = {name: float((weight * _spreads(rewards[name])).abs().mean()) for name, weight in weights.items()}
     total = sum(spreads.values())
@@ -46,9 +43,7 @@ def log_shares(shares: Mapping[str, float]) -> None:
 def log_outlier(iteration: int, prompts: Sequence[str], values: torch.Tensor) -> None:
     """Name a sample that makes nearly all the variance of an iteration, by whose root `global_std` divides.
 
-    Args:
-        prompts: id of each group's prompt.
-        values: of which advantages are computed [groups, kept].
+    Advantages are computed of the `values` [groups, kept]; `prompts` are ids, one for each group.
     """
     exact = values.double().flatten()
     off = (exact - exact.mean()).square()

@@ -68,12 +68,7 @@ class StatusReporter:
         source: Callable[[], RunRequests],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the thread.
-
-        Args:
-            client: a separate client that does not retry; closed at the end.
-            source: returns a source of candidates that uses this client; called in the thread.
-        """
+        """Start the thread, which calls `source` for requests by `client`: without retries, closed at the end."""
         self._client = client
         self._config = config
         self._source = source

@@ -45,9 +45,7 @@ class TimeLeft:
 class LiveLine:
     """Output of a command on stderr: a live line in a terminal, which disappears at the end, and lines of text.
 
-    Args:
-        quiet: show nothing, as on ranks other than the first.
-        plain: only lines of text without colours, even in a terminal.
+    A `quiet` one shows nothing, as on ranks other than the first; a `plain` one only lines without colours.
     """
 
     def __init__(
@@ -74,12 +72,7 @@ class LiveLine:
 
 
 class Countdown(LiveLine):
-    """Progress of a command; outside a terminal, a line now and then. It is an `OnProgress`.
-
-    Args:
-        work: name of the work.
-        file, quiet: as of `LiveLine`.
-    """
+    """Progress of some work, by its name; outside a terminal, a line now and then. It is an `OnProgress`."""
 
     def __init__(self, work: str, file: TextIO | None = None, *, quiet: bool = False) -> None:
         columns = (SpinnerColumn(), TextColumn(work), BarColumn(bar_width=16), TimeElapsedColumn())

@@ -70,14 +70,10 @@ def line_chart(
     band: bool = False,
     large: bool = False,
 ) -> Chart:
-    """Chart of lines.
+    """Chart of at least one line, none of them empty; `label` is its description, for screen readers.
 
-    Args:
-        label: description of the chart, for screen readers.
-        series: at least one, none of them empty.
-        smooth: draw long series as a running mean, with the values faintly behind.
-        band: fill the area between the first two lines.
-        large: also draw it across the page.
+    With `smooth`, long series are running means, with the values faintly behind; with `band`, the area between the
+    first two lines is filled; with `large`, the chart is also drawn across the page.
     """
     places = sorted({x for one in series for x in one.xs})
     tooltips = _tooltips(places, lambda place: f"{place:g}: {_values_at(series, place)}")

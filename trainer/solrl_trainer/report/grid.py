@@ -60,14 +60,9 @@ def corner(index: int, size: Size) -> tuple[int, int]:
 
 
 def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 16) -> Path:
-    """Draw the first `rows` prompts, before and after, with captions and marks.
+    """Draw the first `rows` prompts, before and after, with captions and marks, below the run's name and description.
 
     The prompts are the first held-out ones in their original order, never a selection.
-
-    Args:
-        name: name of the run, the heading's first line.
-        about: description of the run, the second line.
-        rows: largest number of prompts.
     """
     count = min(rows, len(gallery.prompts))
     tiles = 1 if gallery.before.ndim == 4 else 2

@@ -47,11 +47,7 @@ class HeldOutFigures:
 
 
 def held_out(folder: Path, version: int) -> HeldOutFigures | None:
-    """Figures of a version: of the run's result, of `solrl-train evaluate`, or means of metrics.jsonl; None without.
-
-    Args:
-        version: of the averaged weights.
-    """
+    """Figures of a version: of the run's result, of `solrl-train evaluate`, or means of metrics.jsonl; None without."""
     for path in (folder / RESULT, folder / "evaluation" / EVALUATION):
         if path.is_file():
             result = read_json(path)
@@ -80,11 +76,9 @@ def how_to_load(folder: Path) -> str | None:
 
 
 def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None, source: str) -> str:
-    """The card in Markdown, with the hub's front matter.
+    """The card in Markdown, with the hub's front matter and the `measured` held-out figures.
 
-    Args:
-        measured: their held-out figures.
-        source: first argument of `load_lora_weights`: a repository of the hub, or a folder.
+    `source` is the first argument of `load_lora_weights`: a repository of the hub, or a folder.
     """
     environment = rendering.environment(keep_trailing_newline=True)
     file, rest = split_model(config.model)

@@ -164,11 +164,7 @@ class RunFiles:
 
 
 def write_report(folder: Path) -> Path:
-    """Write report.html into a run's folder.
-
-    Raises:
-        ValueError, FileNotFoundError: as `check_run_folder`.
-    """
+    """Write report.html into a run's folder. FileNotFoundError: it has no run. ValueError: a link or pipe is in it."""
     check_run_folder(folder)
     settings, result, metrics, path = (folder / n for n in (SETTINGS, RESULT, "metrics.jsonl", PAGE))
     config, ended = read_json(settings), read_json(result) if result.is_file() else None

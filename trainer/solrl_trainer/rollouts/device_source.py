@@ -241,11 +241,7 @@ class StoredImages:
         self._files, self._backbone, self._rewards, self._batch = files, backbone, rewards, batch
 
     def groups(self, prompts: Sequence[PromptItem]) -> Iterator[CandidateGroup]:
-        """The groups of these prompts.
-
-        Raises:
-            ValueError: as `read_image`.
-        """
+        """The groups of these prompts; a ValueError names an image that cannot be read."""
         for part in batched(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
             paths = [path for prompt in part for path in self._files[prompt.id]]
             images = torch.stack([self._read(path) for path in paths])

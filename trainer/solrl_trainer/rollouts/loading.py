@@ -116,11 +116,7 @@ def _tried_rewards(config: RunConfig, defaults: PlainDefaults, on_wait: OnWait, 
 
 
 def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:
-    """Refuse a plan or a solver that was calibrated or fitted for a different model.
-
-    Raises:
-        MismatchError: the model differs; names both digests.
-    """
+    """Refuse a plan or a solver that was made for another model, by a MismatchError with both digests."""
     for bound in bindings:
         if bound.model != digest:
             raise MismatchError(

@@ -29,14 +29,10 @@ class SampleScorer:
         side: SideStream,
         on_times: OnTimes = lambda times: None,
     ) -> None:
-        """Set up a scorer.
+        """Set up a scorer for these `trained` rewards with their weights; several share `scorer` and the stream `side`.
 
-        Args:
-            scorer: scores images; scorers of samples share it.
-            names: rewards to apply. A prompt that names its own gets those of them that are trained or among these.
-            trained: rewards that make up the score of the other prompts, with their weights.
-            side: stream to score on.
-            on_times: called with the time of each reward, whenever images were scored.
+        The rewards `names` are applied. A prompt that names its own gets those of them that are trained or among these.
+        `on_times` is called with the time of each reward, whenever images were scored.
         """
         self._scorer, self._side, self._on_times = scorer, side, on_times
         self._names = tuple(names)
@@ -76,13 +72,10 @@ def score_policy_images(
     prompts: Sequence[PromptItem],
     always: Sequence[str] = (),
 ) -> tuple[Scores, RewardTimes]:
-    """Rewards of a policy's images, NaN where a prompt does not have one, and their times; raises as `Scorer.score`.
+    """Rewards of a policy's images, one for each prompt, and their times; NaN where a prompt does not have a reward.
 
-    Args:
-        names: rewards of prompts that name none.
-        images: one for each prompt.
-        prompts: one for each image.
-        always: rewards of all prompts.
+    `names` are rewards of prompts that name none, and `always` of all prompts. Errors are those of `Scorer.score`, and
+    a FloatingPointError for images that are not finite.
     """
     needed = [tuple(dict.fromkeys((*rewards_to_score(prompt, names), *always))) for prompt in prompts]
     scores = {name: torch.full((len(prompts),), torch.nan) for name in dict.fromkeys(chain(names, *needed))}

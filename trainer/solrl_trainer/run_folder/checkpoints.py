@@ -73,13 +73,9 @@ def save(
 ) -> Path:
     """Write the checkpoint of `version`; keep the newest `keep_checkpoints`, and the best by held-out reward.
 
-    Args:
-        folder: of all checkpoints.
-        version: of the adapter that the next iteration explores and trains with.
-        adapters: adapter files by version: this version's, and older ones that exploration still needs.
-        policy, optimizer: state of the training.
-        held_out: reward by version, as far as evaluated.
-        parts: digests and versions of what the training depends on beside its settings, by name.
+    The next iteration explores and trains with `version`. The adapter files are this version's, and older ones that
+    exploration still needs; `held_out` is the reward by version, as far as evaluated; `parts` are digests and versions
+    of what the training depends on beside its settings.
     """
     tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
     tensors |= {f"averaged/{key}": value.clone() for key, value in policy.averaged.items()}

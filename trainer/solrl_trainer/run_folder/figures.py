@@ -87,9 +87,7 @@ def few_prompts_text(prompts: int) -> str:
 def hacked_text(rewards: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]) -> str:
     """Warning that rewards which are not trained on clearly fell while the trained score rose; empty if none did.
 
-    Args:
-        rewards: reward → `low` and `high`, the interval of its gain.
-        weights: trained reward → its weight.
+    The rewards have `low` and `high`, the interval of the gain; the weights are of the trained ones.
     """
     signs = {TRAINED_SUM: 1.0} if TRAINED_SUM in rewards else weights if len(weights) == 1 else {}
     rose = any(

@@ -66,11 +66,7 @@ def _lock(file: TextIO, kind: int, folder: Path) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder as `locked` does; writes nothing.
-
-    Raises:
-        FolderInUseError, ValueError, OSError: as `locked`.
-    """
+    """Refuse a folder as `locked` does: FolderInUseError, ValueError or OSError; writes nothing."""
     check_entries(folder)
     with suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
         _lock(file, fcntl.LOCK_SH, folder)
@@ -78,11 +74,7 @@ def check_free(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that this user cannot create or write to; writes nothing.
-
-    Raises:
-        OSError: says why.
-    """
+    """Refuse a folder that this user cannot create or write to, by an OSError that says why; writes nothing."""
     with naming(f"--output {folder}", _OUTPUT):
         existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
         if not existing.is_dir():
@@ -92,12 +84,9 @@ def check_writable(folder: Path) -> None:
 
 
 def check_entries(folder: Path) -> None:
-    """Refuse a run's folder with a link, pipe or device in it; writes and opens nothing.
+    """Refuse a run's folder with a link, pipe or device in it, by a ValueError with the first; opens nothing.
 
     Otherwise, somebody else's folder could have a run overwrite or delete what its links lead to, or read without end.
-
-    Raises:
-        ValueError: names the first one.
     """
     folders = [one for one in (folder, folder / "checkpoints", folder / "evaluation", folder / SAMPLES) if one.is_dir()]
     for path in (path for one in folders for path in sorted(one.iterdir())):
@@ -110,11 +99,7 @@ def check_entries(folder: Path) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that already contains a run.
-
-    Raises:
-        FileExistsError: it contains a run.
-    """
+    """Refuse a folder that already contains a run, by a FileExistsError."""
     if (folder / "checkpoints").exists():
         raise FileExistsError(
             f"{folder} already contains a run; continue it with `solrl-train run --resume {folder}`, "
@@ -123,12 +108,7 @@ def check_new(folder: Path) -> None:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Refuse a folder without a run.
-
-    Raises:
-        ValueError: as `check_entries`.
-        FileNotFoundError: the folder contains no run.
-    """
+    """Refuse a folder without a run, by a FileNotFoundError, and one with a link or pipe in it, by a ValueError."""
     check_entries(folder)
     if not (folder / SETTINGS).is_file():
         raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
@@ -137,9 +117,7 @@ def check_run_folder(folder: Path) -> None:
 def saved_settings(folder: Path) -> RunConfig:
     """Settings of the run in a folder, with this folder as its output, even if it was moved.
 
-    Raises:
-        ValueError, FileNotFoundError: as `check_run_folder`.
-        ConfigError: its settings cannot be read.
+    FileNotFoundError: there is no run; ValueError: a link or pipe is in it; ConfigError: its settings cannot be read.
     """
     check_run_folder(folder)
     path = folder / SETTINGS

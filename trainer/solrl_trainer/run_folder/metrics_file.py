@@ -53,9 +53,7 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a metrics file, except an incomplete last line after a crash, or zeros in its place after a power cut.
 
-    Raises:
-        ValueError: a line is damaged; names the file and the line.
-        OSError: the file cannot be read.
+    A ValueError names the file and a damaged line; an OSError says why the file cannot be read.
     """
     # Decoded line by line: a damaged byte must not hide in which line it is.
     *complete, last = path.read_bytes().split(b"\n")

@@ -26,11 +26,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A block that writes a file.
-
-    Raises:
-        OSError: it cannot be written. If the disk is full or a quota used up, says what to do.
-    """
+    """A block that writes a file; the OSError of a full disk or a used-up quota says what to do."""
     try:
         yield
     except OSError as error:

@@ -80,11 +80,7 @@ def rule_of(name: str) -> Rule:
 
 
 def check_names(names: Collection[str]) -> None:
-    """Refuse names that no setting or part can have, of options `--allow-change`.
-
-    Raises:
-        ValueError: there is no such name.
-    """
+    """Refuse names of `--allow-change` that no setting or part can have, by a ValueError."""
     heads = {*RunConfig.model_fields, *_KINDS}
     for name in names:
         if (head := name.partition(":")[0].partition(".")[0]) not in heads:
@@ -142,12 +138,9 @@ def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allow
 def parts_when_loaded(
     config: RunConfig, model: Mapping[str, str], options: ModelOptions, rewards: Mapping[str, str]
 ) -> dict[str, str]:
-    """All parts, with those that are known only once the model and the rewards are loaded.
+    """All parts: those known before loading, the model's digests, and the rewards' by `reward:<name>`.
 
-    Args:
-        model: digests of the model's parts.
-        options: the model's own, without which a prompt and a seed would give another image.
-        rewards: digests of the rewards, by `reward:<name>`.
+    `options` are the model's own, without which a prompt and a seed would give another image.
     """
     # The rewards have digests of their own, and the paths in their options are those of one machine.
     generation = {name: value for name, value in asdict(options).items() if name != "rewards"}

@@ -33,15 +33,9 @@ class AdapterSupply:
     def start(self, adapters: Mapping[int, bytes], pushed: Collection[str] = ()) -> None:
         """Make sure that the service has these versions of the run, the last as its head.
 
-        Later versions at the service are deleted, if this run pushed them before it was interrupted. If the service no
-        longer has these versions, the whole run is deleted and pushed again.
-
-        Args:
-            adapters: files by version.
-            pushed: digests of every version that this run has pushed.
-
-        Raises:
-            ProblemError: 409 `run-taken`: the service has another run with this name.
+        Later versions at the service are deleted, if this run pushed them before it was interrupted: `pushed` are the
+        digests of all that it has. If the service no longer has these versions, the whole run is deleted and pushed
+        again. If it has another run with this name, the ProblemError is 409 `run-taken`.
         """
         self._adapters = dict(adapters)
         last = max(adapters)
@@ -66,11 +60,9 @@ class AdapterSupply:
                     raise
 
     def restore(self, problem: Problem) -> bool:
-        """Push versions again that, according to `problem`, the service has lost.
+        """Push versions again that, according to `problem`, the service has lost; return whether to ask again.
 
-        Returns:
-            Whether the request may be repeated: the service had lost versions and has all again, by this call or by one
-            of another request.
+        A request is repeated if the service has all versions again, by this call or by one of another request.
         """
         if problem.kind not in (*LOST, ProblemKind.PARENT_CONFLICT):
             return False

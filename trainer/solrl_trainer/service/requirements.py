@@ -42,11 +42,7 @@ def reward_specs(
 
 
 def require_scopes(url: str, service: ModelList) -> None:
-    """Refuse a token with which a run could not push adapters or explore, if the service says which scopes it has.
-
-    Raises:
-        ProblemError: 403 `forbidden`.
-    """
+    """Refuse a token that may not push or explore, if its scopes are known, by a ProblemError 403 `forbidden`."""
     lacking = [scope for scope in ("rollout", "push") if scope not in (service.scopes or ())]
     if service.scopes is not None and lacking:
         raise ProblemError(
@@ -61,10 +57,7 @@ def require_scopes(url: str, service: ModelList) -> None:
 def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Sequence[RewardSpec]) -> None:
     """Refuse a service that does not score a reward, or does not ask the server that the run brings for it.
 
-    `hosted` is the run's model there; `rewards` are as requests name them.
-
-    Raises:
-        ProblemError: 422 `reward-not-loaded`.
+    `hosted` is the run's model there; `rewards` are as requests name them. The ProblemError is 422 `reward-not-loaded`.
     """
     for spec in rewards:
         if spec.at is not None:
@@ -112,32 +105,22 @@ def run_taken(url: str, run: str, head: int) -> ProblemError:
     )
 
 
-def require_precision(url: str, hosted: ModelInfo, precision: Precision, *, where: str, action: str) -> None:
-    """Refuse a service that does not generate at a precision, for which the run will ask.
-
-    The setting at `where` needs it, and with `action` the run does without.
-
-    Raises:
-        ProblemError: 422 `precision-unsupported`.
-    """
+def require_precision(url: str, hosted: ModelInfo, precision: Precision) -> None:
+    """Refuse a service that does not explore at the run's precision, by a ProblemError 422 `precision-unsupported`."""
     offered = [info.precision for info in hosted.precisions]
     if precision not in offered:
         raise ProblemError(
             ProblemKind.PRECISION_UNSUPPORTED,
             f"the service at {url} does not generate in {precision}",
-            where=where,
+            where="explore.precision",
             got=precision,
             expected=offered,
-            action=f"set {action}, or use a service that offers {precision}",
+            action=f"set explore.precision=auto, or use a service that offers {precision}",
         )
 
 
 def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
-    """Refuse a service whose model makes images of another size.
-
-    Raises:
-        MismatchError: the size differs; names both.
-    """
+    """Refuse a service whose model makes images of another size, by a MismatchError that names both."""
     theirs, ours = map(size_text, (hosted, backbone))
     if theirs != ours:
         options = f"--height {backbone.height} --width {backbone.width}"
@@ -153,11 +136,7 @@ def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
 
 
 def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
-    """Compare the digests of a service's model, and of rewards as requests name them, with those of all loaded here.
-
-    Raises:
-        MismatchError: a part or a reward differs or is missing there; names it.
-    """
+    """Compare a service's digests of model and rewards with those loaded here; a MismatchError names the part."""
     # Requests name the digests of rewards that the service has not loaded.
     scored = {f"reward:{spec.name}" for spec in rewards if spec.at is None}
     ours = {name: digest for name, digest in digests.items() if name in scored or not name.startswith("reward:")}

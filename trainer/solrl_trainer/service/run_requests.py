@@ -64,16 +64,10 @@ class RunRequests:
         iteration: int,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
-        """Seeds and scores of each prompt's candidates under `version`.
+        """Seeds and scores of each prompt's candidates under `version`, by the iteration's plan.
 
-        Args:
-            seed_root: root of the candidates' seeds.
-            iteration: iteration whose plan to use.
-            on_group: called with each group as it arrives, from this thread.
-
-        Raises:
-            ProblemError: refused or unreachable; 422 `digest-mismatch`: the service now serves another model; 409
-                `served-differently`: the answer does not match the request.
+        `on_group` is called with each group as it arrives, from this thread. ProblemErrors: refused or unreachable; 422
+        `digest-mismatch`, the service now serves another model; 409 `served-differently`, the answer does not match.
         """
         candidates = {"count": self.config.explore.candidates, "seed_root": seed_root}
         plan = exploration_plan(self.config, iteration)
@@ -82,13 +76,10 @@ class RunRequests:
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
     ) -> tuple[torch.Tensor, float]:
-        """Images of the given candidates of each prompt, explored for an iteration under `version`.
+        """Images `for_showing` of candidates explored for an iteration under `version`, float32 in [0, 1].
 
-        Returns:
-            Images `for_showing`, float32 in [0, 1], and the seconds that the service spent on them.
-
-        Raises:
-            ProblemError: refused or unreachable; 409 `served-differently`: an image is missing or not the model's.
+        Beside them, the seconds that the service spent. ProblemErrors: refused or unreachable; 409
+        `served-differently`, an image is missing or not the model's.
         """
         assert self.model is not None
         plan, kind = exploration_plan(self.config, iteration), "png"

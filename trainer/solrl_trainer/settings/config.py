@@ -228,11 +228,7 @@ class RunConfig(Section):
         return solver
 
     def require_exploring(self, command: str) -> None:
-        """Refuse a command about exploration for a run that trains on stored images.
-
-        Raises:
-            ValueError: it does.
-        """
+        """Refuse a command about exploration for a run that trains on stored images, by a ValueError."""
         if self.explore.source != "model":
             raise ValueError(
                 f"{command} is about candidates, and explore.source={self.explore.source} generates none; expected "

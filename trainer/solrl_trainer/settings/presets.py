@@ -286,9 +286,7 @@ class SettingsFile(dict[str, Any]):
 def read_settings_file(path: Path) -> SettingsFile:
     """The content of a YAML file of settings; an empty one is an empty mapping.
 
-    Raises:
-        ConfigError: it cannot be read, is not YAML, or a setting is there twice; names the file and the line.
-        TextFileError: it is not UTF-8.
+    A ConfigError names the file, and the line of what is not YAML or there twice; a TextFileError says it is not UTF-8.
     """
     try:
         with path.open("rb") as file:  # a device or pipe may have no end

@@ -28,11 +28,7 @@ TRACKERS: Registry[type[Tracker]] = Registry(
 
 
 def require_trackers(names: Iterable[str]) -> None:
-    """Check that trackers exist and that their packages are installed.
-
-    Raises:
-        ValueError: one is unknown, or its package is missing; says how to install it.
-    """
+    """Refuse unknown trackers, and missing packages of trackers, by a ValueError that says how to install one."""
     for name in names:
         package = TRACKERS.find(name).package
         if package is not None and find_spec(package) is None:
