@@ -12,8 +12,8 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:run:{run}:blob:{version}           a version's bytes
     {prefix}:{tenant}:run:{run}:upload:{id}              bytes of a push under way, which expire
 
-What is damaged, also a key of another type, is logged and omitted, so that it does not hide other runs; only a request
-for the damaged run gets an error. Unknown fields are ignored: replicas that share a store may have different versions.
+What is damaged is logged and omitted, so that it does not hide other runs; only a request for the damaged run gets an
+error. Unknown fields are ignored: replicas that share a store may have different versions.
 
 A push uploads its bytes; then one script compares the head, renames them, and writes the record: a script's arguments
 are copied several times while Redis serves nobody else. Redis must run with `maxmemory-policy noeviction`. Its
@@ -33,7 +33,7 @@ from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
 from solrl_proto.secrets import register_secret
@@ -135,7 +135,7 @@ class RedisRunStore(RunStore):
             info.run,
             keys.blobs,
         ]
-        with self._reported(info.run):
+        with self._reported():
             await self._redis.set(keys.upload, body, ex=UPLOAD_S)
             places = [keys.versions, keys.runs, keys.bytes, keys.upload]
             outcome, *details = await self._commit(keys=places, args=arguments)
@@ -154,7 +154,7 @@ class RedisRunStore(RunStore):
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         info = await self.info(tenant, run, version)
         while True:
-            (body,) = await self._replies(run, ("GET", f"{self._keys(tenant, run).blobs}:{version}"))
+            (body,) = await self._replies(("GET", f"{self._keys(tenant, run).blobs}:{version}"))
             # In a thread: a FLUX.1 adapter takes more than a tenth of a second, too long for the event loop.
             digest = f"sha256:{(await asyncio.to_thread(hashlib.sha256, body or b'')).hexdigest()}"
             if body is not None and digest == info.digest:
@@ -167,28 +167,26 @@ class RedisRunStore(RunStore):
 
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         keys = self._keys(tenant, run)
-        ((text,),) = await self._replies(run, ("HMGET", keys.versions, str(version)))
+        ((text,),) = await self._replies(("HMGET", keys.versions, str(version)))
         if text is None:
             raise await self._missing(keys, version)
         return info_of(run, version, text)
 
     async def head(self, tenant: str, run: str) -> int | None:
-        (head,) = await self._replies(run, ("HGET", self._keys(tenant, run).versions, "head"))
+        (head,) = await self._replies(("HGET", self._keys(tenant, run).versions, "head"))
         return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        (fields,) = await self._replies(run, ("HGETALL", self._keys(tenant, run).versions))
+        (fields,) = await self._replies(("HGETALL", self._keys(tenant, run).versions))
         return _listed(run, fields)
 
     async def runs(self, tenant: str) -> RunList:
-        (names,) = await self._replies(None, ("SMEMBERS", self._keys(tenant, "").runs))
+        (names,) = await self._replies(("SMEMBERS", self._keys(tenant, "").runs))
         runs, listed = sorted(name.decode(errors="replace") for name in names), []
-        replies = await self._each([("HGETALL", self._keys(tenant, run).versions) for run in runs])
+        replies = await self._replies(*(("HGETALL", self._keys(tenant, run).versions) for run in runs))
         for run, fields in zip(runs, replies, strict=True):
-            versions = intact(f"run {run!r}", fields)
             try:
-                if versions is not None:
-                    listed.append(_listed(run, versions))
+                listed.append(_listed(run, fields))
             except CorruptError as error:
                 log_damage(f"run {run!r}", str(error.problem.got))
             except RunNotFoundError:
@@ -202,16 +200,14 @@ class RedisRunStore(RunStore):
             keys = [
                 key.decode(errors="replace") async for key in self._redis.scan_iter(f"{before}*{after}", count=1000)
             ]
-        replies = await self._each([("HVALS", key) for key in keys])
         return {
             key.removeprefix(before).removesuffix(after): sum(number(value) or 0 for value in values)
-            for key, reply in zip(keys, replies, strict=True)
-            if (values := intact(f"the sizes {key}", reply)) is not None
+            for key, values in zip(keys, await self._replies(*(("HVALS", key) for key in keys)), strict=True)
         }
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
-        with self._reported(run):
+        with self._reported():
             places = [keys.versions, keys.bytes]
             stored_head = await self._rewind(keys=places, args=[version, head, keys.blobs, run])
         if not stored_head:
@@ -233,7 +229,7 @@ class RedisRunStore(RunStore):
         keys, samples = self._keys(tenant, run), report.samples
         point = encode_point(report)
         sample_fields = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
-        with self._reported(run):
+        with self._reported():
             revision = await self._report(
                 keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
                 args=[report.iteration, point, *sample_fields, KEPT_POINTS, KEPT_POINT_BYTES],
@@ -244,7 +240,7 @@ class RedisRunStore(RunStore):
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
-        texts, exists = await self._replies(run, ("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions))
+        texts, exists = await self._replies(("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions))
         if not texts and not exists:
             raise RunNotFoundError(run)
         points: list[Point] = []
@@ -254,15 +250,14 @@ class RedisRunStore(RunStore):
         return tuple(points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
-        (text,) = await self._each([("HGET", self._keys(tenant, run).progress, "samples")])
+        (text,) = await self._replies(("HGET", self._keys(tenant, run).progress, "samples"))
         return parse_or_none(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         commands = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
         progress: dict[str, Progress] = {}
-        for run, reply in zip(runs, await self._each(commands, consistent=True), strict=True):
+        for run, (at, last) in zip(runs, await self._replies(*commands, consistent=True), strict=True):
             place = f"the progress of run {run!r}"
-            at, last = intact(place, reply) or (None, None)
             point = parse_or_none(place, Point, last)
             if point is None:
                 continue
@@ -279,7 +274,7 @@ class RedisRunStore(RunStore):
             await self._redis.set(self._keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        replies = await self._each([("GET", self._keys(tenant, run).activity) for run in runs])
+        replies = await self._replies(*(("GET", self._keys(tenant, run).activity) for run in runs))
         activities = {
             run: parse_or_none(f"the activity of run {run!r}", Activity, reply)
             for run, reply in zip(runs, replies, strict=True)
@@ -294,57 +289,31 @@ class RedisRunStore(RunStore):
         await self._redis.aclose()
 
     async def _missing(self, keys: Keys, version: int) -> Exception:
-        (fields,) = await self._replies(keys.run, ("HGETALL", keys.versions))
+        (fields,) = await self._replies(("HGETALL", keys.versions))
         return not_found(keys.run, version, head_of(keys.run, fields.get(b"head")), numbers(fields))
 
-    async def _replies(self, run: str | None, *commands: tuple[str, ...]) -> Sequence[Any]:
-        """Replies of commands that read one run, or no run.
-
-        Raises:
-            CorruptError: a key of the run is of another type.
-        """
-        replies = await self._each(commands)
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                with self._reported(run):
-                    raise reply
-        return replies
-
-    async def _each(self, commands: Sequence[tuple[str, ...]], *, consistent: bool = False) -> Sequence[Any]:
-        """Replies of commands that read; the reply for a key of another type is its error.
-
-        `consistent`: all replies are of one moment; a Redis without free memory refuses that.
-        """
+    async def _replies(self, *commands: tuple[str, ...], consistent: bool = False) -> Sequence[Any]:
+        """Replies of commands that read; `consistent`: of one moment, which a Redis without free memory refuses."""
         with self._reported():
             async with self._redis.pipeline(transaction=consistent) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                replies = await pipeline.execute(raise_on_error=False)
-            for reply in replies:
-                if isinstance(reply, Exception) and not _is_of_another_type(reply):
-                    raise reply
-        return replies
+                return await pipeline.execute()
 
     def _keys(self, tenant: str, run: str) -> Keys:
         return Keys(f"{self._prefix}:{{{tenant}}}", run)
 
     @contextmanager
-    def _reported(self, run: str | None = None) -> Iterator[None]:
-        """Raise errors of Redis as StoreUnavailableError, and of keys of another type as damage of the run."""
+    def _reported(self) -> Iterator[None]:
+        """Raise errors of Redis as StoreUnavailableError."""
         try:
             yield
         except OutOfMemoryError as error:
             raise StoreUnavailableError(self._address, "it has reached its maxmemory", full=True) from error
         except (RedisError, OSError) as error:
-            if run is not None and _is_of_another_type(error):
-                raise CorruptError(run, None, got="a key of another type", expected="the types of its keys") from error
             # Without the commands of the pipeline, which may hold a whole script.
             fault = str(error).rpartition("caused error: ")[2].strip("(',)")
             raise StoreUnavailableError(self._address, f"{type(error).__name__}: {fault}") from error
-
-
-def _is_of_another_type(error: Exception) -> bool:
-    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
 
 
 def _listed(run: str, fields: dict[bytes, bytes]) -> AdapterList:
@@ -362,17 +331,9 @@ def log_damage(place: str, fault: str) -> None:
     logger.warning("%s is damaged in the store, and omitted: %r", place, fault[:_SHOWN])
 
 
-def intact(place: str, reply: Any) -> Any:
-    """Redis' reply, or None (logged) if it is an error, as for a key of another type."""
-    if not isinstance(reply, Exception):
-        return reply
-    log_damage(place, str(reply))
-    return None
-
-
-def parse_or_none(place: str, model: type[Model], reply: Any) -> Model | None:
+def parse_or_none(place: str, model: type[Model], text: bytes | None) -> Model | None:
     """The message of a JSON record; None if there is none, or it is damaged."""
-    if (text := intact(place, reply)) is None:
+    if text is None:
         return None
     try:
         return model.model_validate_json(text, extra="ignore")

@@ -17,14 +17,6 @@ end
 """
 
 _SIZES = """
--- The tenant's hash of each run's bytes; one of another type is replaced, since every push measures its run again.
-local function sizes_of(key)
-  if redis.call('TYPE', key).ok ~= 'hash' then
-    redis.call('UNLINK', key)
-  end
-  return redis.call('HGETALL', key)
-end
-
 local function bytes_of(run, blobs)
   local bytes = 0
   for _, version in ipairs(versions_of(run)) do
@@ -66,7 +58,7 @@ versions[#versions + 1] = version
 table.sort(versions, function(a, b) return tonumber(a) < tonumber(b) end)
 local old = #versions - tonumber(ARGV[4])
 
-local sizes, held = sizes_of(KEYS[3]), bytes_of(run, ARGV[7]) + redis.call('STRLEN', upload)
+local sizes, held = redis.call('HGETALL', KEYS[3]), bytes_of(run, ARGV[7]) + redis.call('STRLEN', upload)
 for i = 1, old do
   held = held - redis.call('STRLEN', ARGV[7] .. ':' .. versions[i])
 end
@@ -115,7 +107,6 @@ for _, field in ipairs(versions_of(KEYS[1])) do
   end
 end
 redis.call('HSET', KEYS[1], 'head', ARGV[1])
-sizes_of(KEYS[2])
 redis.call('HSET', KEYS[2], ARGV[4], string.format('%.0f', bytes_of(KEYS[1], ARGV[3])))
 return ARGV[1]
 """
@@ -123,17 +114,13 @@ return ARGV[1]
 
 DELETE = (
     _VERSIONS
-    + _SIZES
     + """
--- KEYS: the tenant's runs, their bytes, then all keys of the run but its blobs, first its hash, of whatever type.
+-- KEYS: the tenant's runs, their bytes, then all keys of the run but its blobs, first its hash.
 -- ARGV: run, prefix of blobs. Answers whether there was the run.
-if redis.call('TYPE', KEYS[3]).ok == 'hash' then
-  for _, version in ipairs(versions_of(KEYS[3])) do
-    redis.call('UNLINK', ARGV[2] .. ':' .. version)
-  end
+for _, version in ipairs(versions_of(KEYS[3])) do
+  redis.call('UNLINK', ARGV[2] .. ':' .. version)
 end
 redis.call('SREM', KEYS[1], ARGV[1])
-sizes_of(KEYS[2])
 redis.call('HDEL', KEYS[2], ARGV[1])
 local deleted = redis.call('EXISTS', KEYS[3])
 redis.call('UNLINK', unpack(KEYS, 3))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -187,34 +187,6 @@ async def test_a_head_that_is_no_number_is_damage_of_the_run(redis_store: RedisR
         assert "newest" in str(problem.got)
     await redis_store.delete(TENANT, "run-a")
     await fill(redis_store, 1)
-    assert await kept(redis_store) == [0]
-
-
-@pytest.mark.parametrize("part", ["versions", "iterations", "progress", "activity"])
-async def test_a_key_of_another_type_is_damage_of_its_run_alone_until_that_is_deleted(
-    redis_store: RedisRunStore, client: redis.Redis, part: str
-) -> None:
-    for run in ("run-a", "run-b"):
-        await fill(redis_store, 1, run)
-        await redis_store.add_iteration(TENANT, run, report(0))
-    key = RECORDS.replace("versions", part)
-    client.delete(key)
-    client.lpush(key, "1")
-    listed = [one.run for one in (await redis_store.runs(TENANT)).runs]
-    assert listed == (["run-b"] if part == "versions" else ["run-a", "run-b"])
-    told = await redis_store.progress(TENANT, ["run-a", "run-b"])
-    assert set(told) == ({"run-b"} if part == "progress" else {"run-a", "run-b"})
-    assert await redis_store.activities(TENANT, ["run-a", "run-b"]) == {}
-    refusing: dict[str, Callable[[], Awaitable[object]]] = {
-        "versions": lambda: redis_store.head(TENANT, "run-a"),
-        "iterations": lambda: redis_store.iterations(TENANT, "run-a"),
-        "progress": lambda: redis_store.add_iteration(TENANT, "run-a", report(1)),
-    }
-    if part in refusing:
-        assert (await refusal(refusing[part]())).kind == "adapter-corrupt"
-    await redis_store.delete(TENANT, "run-a")
-    await fill(redis_store, 1)
-    await redis_store.add_iteration(TENANT, "run-a", report(0))
     assert await kept(redis_store) == [0]
 
 
