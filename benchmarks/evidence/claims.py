@@ -10,7 +10,7 @@ import numpy as np
 from fast.arms import BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
-from fast.page import POOLED, by_preset, gains, height, preset_seconds, ratio
+from fast.page import POOLED, beside_fast, by_preset, height, judge_at_target, preset_seconds, times_as_long
 from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
@@ -29,8 +29,8 @@ Interval = Mapping[str, float]
 MODELS = ("flux", "sd3", "sana")
 FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
-PULL_STAGE, PULLED = "screen 9", "kl.1"
-"""The stage that has a pull to the reference, and its arm with one of 0.1."""
+CHANGES_STAGE = "screen 10"
+"""The stage that has changes of today's `fast`."""
 TITLES = {
     "ocr": "OCR",
     "clipscore": "mini-CLIPScore",
@@ -249,7 +249,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         },
         "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
-        "pulled": _pulled([row for row in stored["rows"] if row["stage"] == PULL_STAGE]),
+        "changes": _changes([row for row in stored["rows"] if row["stage"] == CHANGES_STAGE]),
         "ahead": {
             names[arm]: series(
                 (world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["90%"]["low"] > 1)
@@ -285,16 +285,16 @@ def _higher(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return asdict(over_seeds(np.array([gain - best[FAST][seed] for seed, gain in best[SOL_RL].items()])))
 
 
-def _pulled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Runs of `fast` with a pull to the reference: the judge's last gain less that without, and their time to 90 % of
-    the best without, over that of runs without.
-    """
-    runs = {(row["arm"], row["seed"]): row for row in rows}
-    pairs = [(run, runs[FAST, seed]) for (arm, seed), run in runs.items() if arm == PULLED]
-    judged = [gains(pulled, 1)[-1][1] - gains(plain, 1)[-1][1] for pulled, plain in pairs]
+def _changes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Changes of `fast`: their number, their times over that of `fast`, and what the judge gains by them, at most."""
+    arms = {arm: pairs for arm, pairs in beside_fast(rows).items() if arm != FAST}
+    judged = {
+        arm: [gain for pair in pairs if (gain := judge_at_target(*pair)) is not None] for arm, pairs in arms.items()
+    }
     return {
-        "judge": asdict(over_seeds(np.array(judged))),
-        "longer": 1 / statistics.geometric_mean(ratio(pulled, plain, 0.9) for pulled, plain in pairs),
+        "number": WORDS[len(arms)],
+        "times": span(times_as_long(pairs) for pairs in arms.values()),
+        "judge": asdict(over_seeds(np.array(max(judged.values(), key=statistics.mean)))),
     }
 
 

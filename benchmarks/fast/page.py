@@ -57,7 +57,7 @@ def page(stored: Mapping[str, Any]) -> str:
     if loop := stored.get("loop"):
         parts.append(f"{LOOP}\n{_loop(loop)}\n")
     stages = dict.fromkeys(row["stage"] for row in stored["rows"])
-    for stage in sorted(stages, key=lambda name: (name not in STAGES, name)):
+    for stage in sorted(stages, key=_order):
         rows = [row for row in stored["rows"] if row["stage"] == stage]
         parts.append(f"## {stage.capitalize()}\n")
         if about := stored.get("about", {}).get(stage):
@@ -77,20 +77,36 @@ def page(stored: Mapping[str, Any]) -> str:
 
 def _beside_fast(rows: Sequence[Row]) -> str:
     """Table of a stage without the baseline: runs of changes of `fast` beside those of `fast` with the same seed."""
-    fast = {(row["world"], row["seed"]): row for row in rows if row["arm"] == FAST}
     cells = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        runs = [row for row in rows if row["arm"] == arm]
-        pairs = [(run, fast[key]) for run in runs if (key := (run["world"], run["seed"])) in fast]
-        if pairs:
-            ends = sorted(last(run) / height(run) for run, _ in pairs)
-            longer = 1 / statistics.geometric_mean(ratio(run, base, 0.9) for run, base in pairs)
-            cells.append((arm, f"{longer:.2f}", " ".join(f"{end:.2f}" for end in ends)))
-    return (
-        "\n".join(table(("arm", f"its time to 90 % of the best of {FAST}, over that of {FAST}", "ends"), cells))
-        if cells
-        else ""
-    )
+    for world in dict.fromkeys(row["world"] for row in rows):
+        for arm, pairs in beside_fast([row for row in rows if row["world"] == world]).items():
+            judged = [gain for run, fast in pairs if (gain := judge_at_target(run, fast)) is not None]
+            ends = " ".join(f"{end:.2f}" for end in sorted(last(run) / height(run) for run, _ in pairs))
+            judge = f"{statistics.mean(judged):+.3f}" if judged else ""
+            cells.append((world, arm, f"{times_as_long(pairs):.2f}", judge, ends))
+    heads = ("world", "arm", f"its time to 90 % of the best of {FAST}, over that of {FAST}", "judge, sd", "ends")
+    return "\n".join(table(heads, cells)) if cells else ""
+
+
+def _order(stage: str) -> tuple[bool, str, int]:
+    """What is published first, then the rest by name and number."""
+    name, _, number = stage.rpartition(" ")
+    return (stage not in STAGES, name, int(number)) if number.isdigit() else (stage not in STAGES, stage, 0)
+
+
+def beside_fast(rows: Sequence[Row]) -> dict[str, list[tuple[Row, Row]]]:
+    """Arm → its runs, each with the run of `fast` in the same world with the same seed."""
+    fast = {(row["world"], row["seed"]): row for row in rows if row["arm"] == FAST}
+    arms: dict[str, list[tuple[Row, Row]]] = {}
+    for row in rows:
+        if base := fast.get((row["world"], row["seed"])):
+            arms.setdefault(row["arm"], []).append((row, base))
+    return arms
+
+
+def times_as_long(pairs: Sequence[tuple[Row, Row]]) -> float:
+    """GPU time of the first runs to 90 % of the second ones' best gain, over theirs."""
+    return 1 / statistics.geometric_mean(ratio(run, base, 0.9) for run, base in pairs)
 
 
 def _notes(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
