@@ -89,8 +89,8 @@ def test_a_stage_without_the_baseline_is_compared_with_fast() -> None:
     fast = row("fast", [[0, 0.0, 0.0], [10, 1.0, 0.2]], 4.0)
     quicker = row("wd.1", [[0, 0.0, 0.0], [5, 1.0, 0.2], [10, 0.8, 0.4]], 4.0)
     text = page({"rows": [{**fast, "stage": "screen"}, {**quicker, "stage": "screen"}]})
-    assert "| fast | 1.00 | 1.00 |" in text
-    assert "| wd.1 | 0.50 | 0.80 |" in text
+    assert "| w | fast | 1.00 | +0.000 | 1.00 |" in text
+    assert "| w | wd.1 | 0.50 | +0.000 | 0.80 |" in text
 
 
 def test_figures_pool_the_worlds_that_an_arm_has_and_a_run_keeps_its_plateau() -> None:
