@@ -76,13 +76,6 @@ class PromptVerdict(Message):
     fault: str | None
 
 
-class ScoreTimings(Message):
-    """Seconds that a request waited and was scored, perhaps in one batch with other requests."""
-
-    queued: float
-    score: float
-
-
 _Scores = Annotated[tuple[float, ...], Field(max_length=MAX_SCORED_IMAGES, fail_fast=True)]
 
 
@@ -91,7 +84,6 @@ class ScoreAnswer(Message):
 
     scores: Annotated[dict[str, _Scores], Field(max_length=MAX_SCORED_REWARDS)]
     digests: Annotated[dict[str, Digest], Field(max_length=MAX_SCORED_REWARDS)]
-    seconds: ScoreTimings
 
 
 class RewardInfo(Message):
@@ -99,8 +91,6 @@ class RewardInfo(Message):
 
     name: str
     digest: Digest
-    parameters: int | None
-    """Number of weights, if the reward states it."""
     max_latency_s: Annotated[float, Field(gt=0, le=MAX_ANSWER_SECONDS)] | None = None
     """Seconds that scores may take, for a reward that asks another service and waits for it."""
     takes_clips: Annotated[bool, Field(exclude_if=lambda value: not value)] = False

@@ -120,3 +120,12 @@ def unsuitable_prompt(detail: str, prompts: str, fields: Mapping[str, Any]) -> P
     action = "correct the prompt or its metadata, or omit the reward"
     fields = {**fields, "where": f"{prompts}.{fields['where']}", "action": action}
     return ProblemError(ProblemKind.INVALID_REQUEST, detail, **fields)
+
+
+def reward_failed(detail: str, where: str, *, away: bool) -> ProblemError:
+    """The 503 for a reward whose server gives no usable answer (`away`), or the 500 for one that failed on images."""
+    if away:
+        action = "send the same request again later, or omit the reward; that server's operator can repair it"
+        return ProblemError(ProblemKind.REWARD_FAILED, detail, status=503, retry_after=5, where=where, action=action)
+    action = "check that the prompt's metadata is what the reward needs, or omit the reward"
+    return ProblemError(ProblemKind.REWARD_FAILED, detail, where=where, action=action)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,15 +24,15 @@ from solrl_core.rewards.images import as_floats, scored_pixels
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.side_stream import in_thread
 from solrl_http.fair_share import FairShare
-from solrl_http.problem_responses import internal_error
+from solrl_http.problem_responses import internal_error, reward_failed
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.scores import ScoreTimings
 
 from solrl_reward.reward_metrics import RewardMetrics
 
 logger = logging.getLogger(__name__)
 
 Scores = dict[str, torch.Tensor]
+"""Float32 [N] by reward."""
 
 _MOST_PIXELS = 24 * 1024**2
 """Pixels that are scored at once, as `Images.cost` counts them; in float32, they take 288 MiB."""
@@ -78,20 +77,11 @@ class Images:
         return Images(parts[0].rewards, torch.cat([part.pixels for part in parts]), prompts, metadata)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Float32 [N] by reward, and the seconds that they took."""
-
-    scores: Scores
-    seconds: ScoreTimings
-
-
 @dataclass(eq=False)
 class _Waiting:
     images: Images
     tenant: str
-    answer: "asyncio.Future[Scored]"
-    since: float
+    answer: "asyncio.Future[Scores]"
 
 
 class _Progress:
@@ -139,7 +129,7 @@ class Batcher:
         """The batch that is scored, or was last."""
         self._cancelled = Cancellation()
         """Cancels the batch's requests to other services."""
-        self._call: Future[list[Scored | ProblemError]] | None = None
+        self._call: Future[list[Scores | ProblemError]] | None = None
         self._left: dict[str, Future[Any]] = {}
         """Calls that were left behind, by reward."""
 
@@ -155,7 +145,7 @@ class Batcher:
     def waiting_of(self, tenant: str) -> int:
         return self._images[tenant]
 
-    async def score(self, images: Images, tenant: str) -> Scored:
+    async def score(self, images: Images, tenant: str) -> Scores:
         """Score images, perhaps in one batch with other requests. A cancelled call's images leave the queue.
 
         A batch that is being scored waits for no other service once all its calls are cancelled.
@@ -164,7 +154,7 @@ class Batcher:
             ProblemError: 500 or 503 `reward-failed`, 503 `reward-stalled`, 507 `out-of-memory`.
         """
         self._require_none_stalled(images.rewards)
-        request = _Waiting(images, tenant, asyncio.get_running_loop().create_future(), time.monotonic())
+        request = _Waiting(images, tenant, asyncio.get_running_loop().create_future())
         if tenant not in self._images:
             self._shares.arrive(tenant, self._images.keys())
         self._waiting.append(request)
@@ -194,10 +184,10 @@ class Batcher:
                 for request, result in zip(batch, results, strict=True):
                     if request.answer.done():
                         continue  # its caller left
-                    if isinstance(result, Scored):
-                        request.answer.set_result(result)
-                    else:
+                    if isinstance(result, ProblemError):
                         request.answer.set_exception(result)
+                    else:
+                        request.answer.set_result(result)
 
     async def close(self) -> None:
         """Wait for the last batch. A call that does not end soon is left running."""
@@ -205,7 +195,7 @@ class Batcher:
         if self._call is not None:
             await asyncio.to_thread(wait, [self._call], _END_S)
 
-    async def _results(self, batch: Sequence[_Waiting]) -> Sequence[Scored | ProblemError]:
+    async def _results(self, batch: Sequence[_Waiting]) -> Sequence[Scores | ProblemError]:
         """Results of a batch; raises `reward-stalled`."""
         rewards = batch[0].images.rewards
         self._require_none_stalled(rewards)
@@ -261,12 +251,11 @@ class Batcher:
         if not self._images[request.tenant]:
             del self._images[request.tenant]
 
-    def _score_each(self, batch: Sequence[_Waiting], progress: _Progress) -> list[Scored | ProblemError]:
+    def _score_each(self, batch: Sequence[_Waiting], progress: _Progress) -> list[Scores | ProblemError]:
         """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another.
 
         If a reward's server fails, they all wait for it, so that none is sent twice.
         """
-        began = time.monotonic()
         scores = None
         try:
             scores = self._score(Images.join([request.images for request in batch]), progress)
@@ -275,15 +264,8 @@ class Batcher:
                 return [self._problem(error) for _ in batch]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
             return [result for request in batch for result in self._score_each([request], progress)]
-        spent = time.monotonic() - began
-        ends = list(accumulate(len(request.images) for request in batch))
-        return [
-            Scored(
-                {name: values[end - len(request.images) : end] for name, values in scores.items()},
-                ScoreTimings(queued=began - request.since, score=spent),
-            )
-            for request, end in zip(batch, ends, strict=True)
-        ]
+        split = {name: values.split([len(request.images) for request in batch]) for name, values in scores.items()}
+        return [{name: parts[i] for name, parts in split.items()} for i in range(len(batch))]
 
     def _score(self, images: Images, progress: _Progress) -> Scores:
         """Scores of a batch, in parts where it has too many pixels, or the device's memory runs out."""
@@ -314,17 +296,7 @@ class Batcher:
         if isinstance(error, RewardError):
             if not current().is_set():
                 self._metrics.reward_failed(error.reward)
-            if not isinstance(error, RewardUnavailableError):
-                action = "check that the prompts' metadata is what the reward needs, or omit the reward"
-                return ProblemError(ProblemKind.REWARD_FAILED, str(error), where="body", action=action)
-            return ProblemError(
-                ProblemKind.REWARD_FAILED,
-                str(error),
-                status=503,
-                retry_after=5,
-                where="body",
-                action="send the same request again later, or omit the reward; that server's operator can repair it",
-            )
+            return reward_failed(str(error), "body", away=isinstance(error, RewardUnavailableError))
         logger.error("images could not be scored", exc_info=error)
         return ProblemError(internal_error())
 

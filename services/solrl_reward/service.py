@@ -78,7 +78,6 @@ class RewardService:
                 RewardInfo(
                     name=name,
                     digest=self.digests[name],
-                    parameters=getattr(REWARDS.find(source), "parameters", None),
                     max_latency_s=self.rewards.max_latency_s(name),
                     takes_clips=bool(getattr(REWARDS.find(source), TAKES_CLIPS, False)),
                 )
@@ -114,12 +113,11 @@ class RewardService:
                 `out-of-memory`.
         """
         self._require_room(tenant, len(images), len(images))
-        scored = await self._batcher.score(images, tenant)
+        scores = await self._batcher.score(images, tenant)
         self._metrics.request_scored(tenant, images.rewards, len(images))
         return ScoreAnswer(
-            scores={name: tuple(values.tolist()) for name, values in scored.scores.items()},
+            scores={name: tuple(values.tolist()) for name, values in scores.items()},
             digests={name: self.digests[name] for name in images.rewards},
-            seconds=scored.seconds,
         )
 
     async def close(self) -> None:

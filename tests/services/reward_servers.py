@@ -154,7 +154,7 @@ class Misbehaving:
         self.ports.append(scope["client"][1])
         self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
         if scope["path"] == "/v1/rewards":
-            reward = {"name": NAME, "digest": DIGEST, "parameters": None, "max_latency_s": self.max_latency_s}
+            reward = {"name": NAME, "digest": DIGEST, "max_latency_s": self.max_latency_s}
             await _answer(send, {"rewards": [reward]})
             return
         if scope["path"] != "/v1/scores":
@@ -185,8 +185,7 @@ class Misbehaving:
             return
         given = SCORES.get(mode, lambda scores: scores)(scores)
         digest = combined_digest("another") if mode == "digest" else DIGEST
-        seconds = {"queued": 0.0, "score": 0.0}
-        await _answer(send, {"scores": {NAME: given}, "digests": {NAME: digest}, "seconds": seconds})
+        await _answer(send, {"scores": {NAME: given}, "digests": {NAME: digest}})
 
 
 SCORES: dict[str, Callable[[list[float]], list[float]]] = {

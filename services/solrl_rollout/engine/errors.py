@@ -4,6 +4,7 @@ import torch
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
 from solrl_engine.scorer import NonFiniteImagesError
+from solrl_http.problem_responses import reward_failed
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.engine.work import Chunk
@@ -73,21 +74,6 @@ def chunk_error(chunk: Chunk, error: Exception) -> ProblemError:
                 expected="a precision that every quantised layer supports",
                 action="use another precision; the model's family can keep the layer in BF16 (docs/extending)",
             )
-        case RewardUnavailableError():
-            return ProblemError(
-                ProblemKind.REWARD_FAILED,
-                text,
-                status=503,
-                retry_after=5,
-                where=at,
-                action="send the same request again later, or omit the reward; the operator of the reward server can "
-                "repair it",
-            )
         case RewardError():
-            return ProblemError(
-                ProblemKind.REWARD_FAILED,
-                text,
-                where=at,
-                action="check that the prompt's metadata is what the reward needs, or omit the reward",
-            )
+            return reward_failed(text, at, away=isinstance(error, RewardUnavailableError))
     return ChunkFailedError()

@@ -19,8 +19,7 @@ TIMEOUT = 20.0
 class ExternalRewards:
     """Connected rewards of runs, on the background loop. The least recently used rewards are forgotten."""
 
-    def __init__(self, most: int = MOST_CONNECTED) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._connected: OrderedDict[tuple[str, ExternalReward], Reward] = OrderedDict()
 
     @asynccontextmanager
@@ -47,7 +46,7 @@ class ExternalRewards:
             self._connected.move_to_end((name, external))
             return self._connected[name, external]
         reward = self._connected[name, external] = await _connect(name, external, clips)
-        while len(self._connected) > self._most:
+        while len(self._connected) > MOST_CONNECTED:
             self._connected.popitem(last=False)
         return reward
 

@@ -2,15 +2,15 @@
 
 Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keeps them on one node:
 
-    {prefix}:{tenant}:runs                               set of run names
-    {prefix}:{tenant}:bytes                              hash: the bytes of each run's versions
-    {prefix}:{tenant}:revision                           revision of the last reported iteration
-    {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
-    {prefix}:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
-    {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
-    {prefix}:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
-    {prefix}:{tenant}:run:{run}:blob:{version}           a version's bytes
-    {prefix}:{tenant}:run:{run}:upload:{id}              bytes of a push under way, which expire
+    solrl:{tenant}:runs                               set of run names
+    solrl:{tenant}:bytes                              hash: the bytes of each run's versions
+    solrl:{tenant}:revision                           revision of the last reported iteration
+    solrl:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
+    solrl:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
+    solrl:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
+    solrl:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
+    solrl:{tenant}:run:{run}:blob:{version}           a version's bytes
+    solrl:{tenant}:run:{run}:upload:{id}              bytes of a push under way, which expire
 
 What is damaged is logged and omitted, so that it does not hide other runs; only a request for the damaged run gets an
 error. Unknown fields are ignored: replicas that share a store may have different versions.
@@ -80,25 +80,21 @@ Model = TypeVar("Model", bound=Message)
 class Keys:
     """Names of a run's keys, and of its tenant's; see above. `blobs` is a prefix."""
 
-    def __init__(self, prefix: str, run: str) -> None:
-        self.prefix, self.run = prefix, run
+    def __init__(self, tenant: str, run: str) -> None:
+        prefix, self.run = f"solrl:{{{tenant}}}", run
         self.runs, self.bytes, self.revision = f"{prefix}:runs", f"{prefix}:bytes", f"{prefix}:revision"
         of_run = f"{prefix}:run:{run}"
         self.versions, self.blobs = f"{of_run}:versions", f"{of_run}:blob"
         self.upload = f"{of_run}:upload:{secrets.token_hex(8)}"
-        self.iterations, self.progress, self.activity = (
-            f"{of_run}:iterations",
-            f"{of_run}:progress",
-            f"{of_run}:activity",
-        )
+        self.iterations, self.progress = f"{of_run}:iterations", f"{of_run}:progress"
+        self.activity = f"{of_run}:activity"
 
 
 class RedisRunStore(RunStore):
-    """Run store in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
+    """Run store in the Redis at `url` (redis://, rediss://, unix://)."""
 
-    def __init__(self, url: str, retain: int = DEFAULT_RETAIN, quota: int | None = None, prefix: str = "solrl") -> None:
+    def __init__(self, url: str, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         super().__init__(retain, quota)
-        self._prefix = prefix
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -125,7 +121,7 @@ class RedisRunStore(RunStore):
         self._report, self._probe = script(REPORT), script(PROBE)
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
-        keys = self._keys(tenant, info.run)
+        keys = Keys(tenant, info.run)
         arguments = [
             info.version,
             "" if info.parent is None else info.parent,
@@ -154,7 +150,7 @@ class RedisRunStore(RunStore):
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         info = await self.info(tenant, run, version)
         while True:
-            (body,) = await self._replies(("GET", f"{self._keys(tenant, run).blobs}:{version}"))
+            (body,) = await self._replies(("GET", f"{Keys(tenant, run).blobs}:{version}"))
             # In a thread: a FLUX.1 adapter takes more than a tenth of a second, too long for the event loop.
             digest = f"sha256:{(await asyncio.to_thread(hashlib.sha256, body or b'')).hexdigest()}"
             if body is not None and digest == info.digest:
@@ -166,24 +162,24 @@ class RedisRunStore(RunStore):
                 raise CorruptError(run, version, got=got, expected=info.digest)
 
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
-        keys = self._keys(tenant, run)
+        keys = Keys(tenant, run)
         ((text,),) = await self._replies(("HMGET", keys.versions, str(version)))
         if text is None:
             raise await self._missing(keys, version)
         return info_of(run, version, text)
 
     async def head(self, tenant: str, run: str) -> int | None:
-        (head,) = await self._replies(("HGET", self._keys(tenant, run).versions, "head"))
+        (head,) = await self._replies(("HGET", Keys(tenant, run).versions, "head"))
         return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        (fields,) = await self._replies(("HGETALL", self._keys(tenant, run).versions))
+        (fields,) = await self._replies(("HGETALL", Keys(tenant, run).versions))
         return _listed(run, fields)
 
     async def runs(self, tenant: str) -> RunList:
-        (names,) = await self._replies(("SMEMBERS", self._keys(tenant, "").runs))
+        (names,) = await self._replies(("SMEMBERS", Keys(tenant, "").runs))
         runs, listed = sorted(name.decode(errors="replace") for name in names), []
-        replies = await self._replies(*(("HGETALL", self._keys(tenant, run).versions) for run in runs))
+        replies = await self._replies(*(("HGETALL", Keys(tenant, run).versions) for run in runs))
         for run, fields in zip(runs, replies, strict=True):
             try:
                 listed.append(_listed(run, fields))
@@ -195,7 +191,7 @@ class RedisRunStore(RunStore):
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
     async def sizes(self) -> dict[str, int]:
-        before, after = f"{self._prefix}:{{", "}:bytes"
+        before, after = "solrl:{", "}:bytes"
         with self._reported():
             keys = [
                 key.decode(errors="replace") async for key in self._redis.scan_iter(f"{before}*{after}", count=1000)
@@ -206,7 +202,7 @@ class RedisRunStore(RunStore):
         }
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
-        keys = self._keys(tenant, run)
+        keys = Keys(tenant, run)
         with self._reported():
             places = [keys.versions, keys.bytes]
             stored_head = await self._rewind(keys=places, args=[version, head, keys.blobs, run])
@@ -216,7 +212,7 @@ class RedisRunStore(RunStore):
             raise head_conflict(run, version, head, now)
 
     async def delete(self, tenant: str, run: str) -> None:
-        keys = self._keys(tenant, run)
+        keys = Keys(tenant, run)
         with self._reported():
             deleted = await self._delete(
                 keys=[keys.runs, keys.bytes, keys.versions, keys.iterations, keys.progress, keys.activity],
@@ -226,7 +222,7 @@ class RedisRunStore(RunStore):
             raise RunNotFoundError(run)
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
-        keys, samples = self._keys(tenant, run), report.samples
+        keys, samples = Keys(tenant, run), report.samples
         point = encode_point(report)
         sample_fields = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
         with self._reported():
@@ -239,7 +235,7 @@ class RedisRunStore(RunStore):
         return int(revision)
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
-        keys = self._keys(tenant, run)
+        keys = Keys(tenant, run)
         texts, exists = await self._replies(("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions))
         if not texts and not exists:
             raise RunNotFoundError(run)
@@ -250,11 +246,11 @@ class RedisRunStore(RunStore):
         return tuple(points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
-        (text,) = await self._replies(("HGET", self._keys(tenant, run).progress, "samples"))
+        (text,) = await self._replies(("HGET", Keys(tenant, run).progress, "samples"))
         return parse_or_none(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        commands = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
+        commands = [("HMGET", Keys(tenant, run).progress, "revision", "last") for run in runs]
         progress: dict[str, Progress] = {}
         for run, (at, last) in zip(runs, await self._replies(*commands, consistent=True), strict=True):
             place = f"the progress of run {run!r}"
@@ -271,10 +267,10 @@ class RedisRunStore(RunStore):
         if await self.head(tenant, run) is None:
             raise RunNotFoundError(run)
         with self._reported():
-            await self._redis.set(self._keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
+            await self._redis.set(Keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        replies = await self._replies(*(("GET", self._keys(tenant, run).activity) for run in runs))
+        replies = await self._replies(*(("GET", Keys(tenant, run).activity) for run in runs))
         activities = {
             run: parse_or_none(f"the activity of run {run!r}", Activity, reply)
             for run, reply in zip(runs, replies, strict=True)
@@ -283,7 +279,7 @@ class RedisRunStore(RunStore):
 
     async def ping(self) -> None:
         with self._reported():
-            await self._probe(keys=[f"{self._prefix}:probe"])
+            await self._probe(keys=["solrl:probe"])
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -299,9 +295,6 @@ class RedisRunStore(RunStore):
                 for command in commands:
                     pipeline.execute_command(*command)
                 return await pipeline.execute()
-
-    def _keys(self, tenant: str, run: str) -> Keys:
-        return Keys(f"{self._prefix}:{{{tenant}}}", run)
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

@@ -105,13 +105,10 @@ def test_the_list_has_digests_and_sizes_also_of_a_reward_under_another_name(
     listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
     assert tuple(listed) == (*REWARDS, RENAMED)
     assert listed["clipscore"]["digest"] == RewardSet.load(["clipscore"], backbone).digests()["reward:clipscore"]
-    assert listed["clipscore"]["parameters"] > 1e8
-    assert listed[BRIGHT]["parameters"] is None
     assert listed[RENAMED] == listed[BRIGHT] | {"name": RENAMED}
     answer = scores(client, body(pictures(3), BRIGHT, RENAMED))
     assert answer.scores[RENAMED] == answer.scores[BRIGHT]
     assert answer.digests[RENAMED] == answer.digests[BRIGHT]
-    assert answer.seconds.score > 0
 
 
 def test_a_batch_is_limited_and_of_one_size(app: Any, client: httpx.Client) -> None:

@@ -271,8 +271,9 @@ async def connected(rewards: ExternalRewards, wanted: ExternalReward) -> Any:
         return found[NAME]
 
 
-def test_connections_are_kept_within_a_bound() -> None:
-    rewards = ExternalRewards(most=2)
+def test_connections_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_rewards, "MOST_CONNECTED", 2)
+    rewards = ExternalRewards()
     first, second, third = (ExternalReward(DEAD, "sha256:" + digit * 64) for digit in "123")
 
     def found(wanted: ExternalReward) -> Any:
