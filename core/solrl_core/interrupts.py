@@ -62,27 +62,16 @@ def unwinding(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _raise_after_imports(number: int, frame: FrameType | None) -> None:
-    if _imports(frame):
-        _thread.start_new_thread(_send_later, (number,))
-    else:
-        _raise(number)
-
-
-def _imports(frame: FrameType | None) -> bool:
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    return frame is not None
+    if frame is None:
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+    _thread.start_new_thread(_send_later, (number,))
 
 
 def _send_later(number: int) -> None:
     time.sleep(_LATER)
     os.kill(os.getpid(), number)
-
-
-def _raise(number: int) -> NoReturn:
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
 
 
 def leave(message: str, code: int) -> NoReturn:

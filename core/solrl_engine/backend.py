@@ -12,7 +12,6 @@ from typing import Any, Protocol, Self
 from solrl_core.adapter import Adapter
 from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
-from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import Plan
@@ -94,16 +93,12 @@ class GenerationRequest:
         seeds: one seed for each, which alone determines its noise (`solrl_core.sampling.noise`).
         plan: number of steps, solver and guidance.
         precision: precision to run at, with the adapter that was last set for it.
-        solver: replaces the plan's, for steps that no plan can name.
-        record: whether every step is recorded.
     """
 
     prompts: Sequence[str]
     seeds: Sequence[int]
     plan: Plan
     precision: Precision
-    solver: SolverSpec | None = None
-    record: bool = False
 
     @property
     def prompt(self) -> str:

@@ -24,23 +24,6 @@ from solrl_engine.backend import (
 )
 
 
-def generate(
-    generator: Generator, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
-) -> GeneratorOutput:
-    """Generate candidates with a generator, whatever its precision; see `Backend.generate`."""
-    plan = request.plan
-    return generator.generate(
-        request.prompts,
-        request.seeds,
-        steps=plan.steps,
-        solver=request.solver or plan.solver_spec,
-        guidance=plan.guidance,
-        between=between,
-        batch_limit=batch_size,
-        record=request.record,
-    )
-
-
 class LocalBackend:
     """A backbone with one generator per precision, each built when it is first needed."""
 
@@ -115,7 +98,16 @@ class LocalBackend:
             if between is not None:
                 between()
 
-        return generate(self._generators[request.precision], request, batch_size, step)
+        plan = request.plan
+        return self._generators[request.precision].generate(
+            request.prompts,
+            request.seeds,
+            steps=plan.steps,
+            solver=plan.solver_spec,
+            guidance=plan.guidance,
+            between=step,
+            batch_limit=batch_size,
+        )
 
     def record_event(self) -> DeviceEvent:
         """Record an event that the device reaches when it has finished all work of this thread so far."""

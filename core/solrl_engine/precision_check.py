@@ -48,6 +48,23 @@ def worst_reward(correlations: Mapping[str, RankCorrelation]) -> str:
     return min(correlations, key=lambda name: (not correlations[name].groups, correlations[name].mean))
 
 
+def generator_at(backbone: PipelineBackbone, precision: str) -> Generator:
+    """A generator of the base at a precision; FP8 is emulated where the device has no FP8 units.
+
+    Raises:
+        ValueError: the model does not run at this precision.
+    """
+    if precision != "fp8" or probe("fp8", backbone.device).numerics is not None:
+        return Generator(backbone, precision)
+    generator = Generator(backbone, "bf16")
+    for name in apply_policy(generator.transformer, backbone.policy_at("fp8"), "fp8 emulated", backbone.device):
+        layer, clean = (model.get_submodule(name) for model in (generator.transformer, backbone.transformer))
+        assert isinstance(layer, QuantLinear | QuantPointwiseConv)
+        layer.refresh_(clean.get_parameter("weight").detach().float())
+    generator.precision, generator.numerics = "fp8", "emulated"
+    return generator
+
+
 @dataclass(frozen=True)
 class Measured:
     """Candidates of the plan at a precision, against the reference.
@@ -102,9 +119,7 @@ class PrecisionCheck:
     candidates: int
     plan: Plan
     true_steps: int
-    generator_of: Callable[[PipelineBackbone, Precision], Generator] = lambda backbone, precision: generator_at(
-        backbone, precision
-    )
+    generator_of: Callable[[PipelineBackbone, Precision], Generator] = generator_at
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
     images: dict[str, Tensor] = field(default_factory=dict)
     true: dict[str, list[Tensor]] = field(init=False)
@@ -187,23 +202,6 @@ class PrecisionCheck:
             for name in scores:
                 scores[name].append(scored[name])
         return scores
-
-
-def generator_at(backbone: PipelineBackbone, precision: str) -> Generator:
-    """A generator of the base at a precision; FP8 is emulated where the device has no FP8 units.
-
-    Raises:
-        ValueError: the model does not run at this precision.
-    """
-    if precision != "fp8" or probe("fp8", backbone.device).numerics is not None:
-        return Generator(backbone, precision)
-    generator = Generator(backbone, "bf16")
-    for name in apply_policy(generator.transformer, backbone.policy_at("fp8"), "fp8 emulated", backbone.device):
-        layer, clean = (model.get_submodule(name) for model in (generator.transformer, backbone.transformer))
-        assert isinstance(layer, QuantLinear | QuantPointwiseConv)
-        layer.refresh_(clean.get_parameter("weight").detach().float())
-    generator.precision, generator.numerics = "fp8", "emulated"
-    return generator
 
 
 def _pairs(made: Sequence[GeneratorOutput], exact: Sequence[GeneratorOutput], name: str) -> list[tuple[Tensor, Tensor]]:

@@ -7,9 +7,7 @@ from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.rollouts import Plan, PromptItem
 
-from solrl_engine.backend import GenerationRequest
 from solrl_engine.batch_size import AdaptiveBatchSize
-from solrl_engine.local_backend import generate
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,18 @@ class Sampler:
         Raises:
             torch.OutOfMemoryError: not even one sample fits.
         """
-        request = GenerationRequest(
-            prompts=[prompt.text for prompt in prompts],
-            seeds=seeds,
-            plan=self.plan(),
-            precision=self.generator.precision,
-            solver=self.solver(),
-            record=self.record,
-        )
-        parts = self.batch.run(len(seeds), lambda rows: generate(self.generator, request.rows(rows), self.batch.size))
-        return GeneratorOutput.join(parts)
+        texts, plan = [prompt.text for prompt in prompts], self.plan()
+        solver = self.solver() or plan.solver_spec
+
+        def generate(rows: slice) -> GeneratorOutput:
+            return self.generator.generate(
+                texts[rows],
+                seeds[rows],
+                steps=plan.steps,
+                solver=solver,
+                guidance=plan.guidance,
+                batch_limit=self.batch.size,
+                record=self.record,
+            )
+
+        return GeneratorOutput.join(self.batch.run(len(seeds), generate))

@@ -61,7 +61,8 @@ def fused_block(block: nn.Module) -> nn.Module | None:
 
     if not isinstance(block, EfficientViTBlock):
         return None
-    return FusedAttentionBlock(block) if _attention_fits(block.attn) and _middle_fits(block.conv_out) else None
+    middle_fits = block.conv_out.norm is not None and block.conv_out.residual_connection
+    return FusedAttentionBlock(block) if middle_fits and _attention_fits(block.attn) else None
 
 
 def _attention_fits(attn: Any) -> bool:
@@ -80,7 +81,3 @@ def _attention_fits(attn: Any) -> bool:
         and bool(sides)
         and all(side in SIDES for side in sides)
     )
-
-
-def _middle_fits(conv_out: Any) -> bool:
-    return bool(conv_out.norm is not None and conv_out.residual_connection)

@@ -21,12 +21,6 @@ from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions, read_o
 from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry, Registry
 
-
-def _wrong_family(target: object) -> str | None:
-    is_family = isinstance(target, type) and issubclass(target, PipelineBackbone)
-    return None if is_family else "a subclass of solrl_core.families.pipeline.PipelineBackbone"
-
-
 FAMILIES: Registry[type[PipelineBackbone]] = Registry(
     "family",
     "solrl.families",
@@ -39,7 +33,11 @@ FAMILIES: Registry[type[PipelineBackbone]] = Registry(
         "WanPipeline": "solrl_core.families.wan:Wan",
         "ZImagePipeline": "solrl_core.families.z_image:ZImage",
     },
-    wrong=_wrong_family,
+    wrong=lambda target: (
+        None
+        if isinstance(target, type) and issubclass(target, PipelineBackbone)
+        else "a subclass of solrl_core.families.pipeline.PipelineBackbone"
+    ),
     # Nothing else: a downloaded model must not choose what is imported.
     others=("a class that a package registers as an entry point of solrl.families",),
 )
@@ -129,7 +127,7 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
         raise ValueError(f"{where}: {error}") from error
 
 
-def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -> dict[str, Any] | None:
+def pipeline_call(model: str, guidance: float) -> dict[str, Any] | None:
     """Arguments that make the model's diffusers pipeline generate as here, in addition to prompt and steps.
 
     Nothing is downloaded: None if the model's files are not on this machine.
@@ -137,12 +135,8 @@ def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -
     Raises:
         ValueError: unknown model or family.
     """
-    description = describe_model(model, revision)
-    return (
-        None
-        if description is None
-        else description.family.pipeline_call(description.options, description.config, guidance)
-    )
+    description = describe_model(model)
+    return description and description.family.pipeline_call(description.options, description.config, guidance)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def parts_by_content(
     modules = {}
     for part, kind in components(index).items():
         files, _, named = weights_of(folder / part)
-        usual = named and kind[1] != _SANA and not any(map(_has_fp8, files))
+        has_fp8 = any(type_.startswith(_FLOAT8) for file in files for type_ in _types(file).values())
+        usual = named and kind[1] != _SANA and not has_fp8
         if part not in external and files and not usual:
             weights = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in _read(files).items()}
             modules[part] = _load(kind, folder / part, weights, dtype, files[0])
@@ -103,10 +104,6 @@ def _types(file: Path) -> dict[str, str]:
             return {name: opened.get_slice(name).get_dtype() for name in names}
     except (SafetensorError, FileNotFoundError) as error:
         raise OSError(f"cannot read {file}: {error}; expected a whole safetensors file: copy it again") from error
-
-
-def _has_fp8(file: Path) -> bool:
-    return any(kind.startswith(_FLOAT8) for kind in _types(file).values())
 
 
 def _read(files: Sequence[Path]) -> Tensors:

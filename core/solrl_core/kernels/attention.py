@@ -203,21 +203,9 @@ def _cudnn_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     bias = None if mask is None else mask.expand(-1, query.shape[1], -1, -1)
     unused = [query.new_empty((), dtype=torch.int64) for _ in range(2)]  # random state of dropout
+    lengths = query.shape[2], key.shape[2]
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        gradient,
-        query,
-        key,
-        value,
-        out,
-        logsumexp[..., None],
-        *unused,
-        bias,
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        0.0,
-        False,
+        gradient, query, key, value, out, logsumexp[..., None], *unused, bias, None, None, *lengths, 0.0, False
     )
     return gradients
 
@@ -231,20 +219,9 @@ def _flash_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     unused = [query.new_empty(2, dtype=torch.uint64), query.new_empty(0, dtype=torch.uint64)]
+    lengths = query.shape[2], key.shape[2]
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-        gradient,
-        query,
-        key,
-        value,
-        out,
-        logsumexp,
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        0.0,
-        False,
-        *unused,
+        gradient, query, key, value, out, logsumexp, None, None, *lengths, 0.0, False, *unused
     )
     return gradients
 

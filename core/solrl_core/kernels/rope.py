@@ -13,15 +13,7 @@ _PARTS = 3
 """Most times `_HEADS` heads that a program processes."""
 
 
-def _out(
-    x: Tensor,
-    weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    eps: float,
-    text: Tensor | None = None,
-    text_weight: Tensor | None = None,
-) -> Tensor:
+def _out(x: Tensor, text: Tensor | None) -> Tensor:
     tokens = x.shape[1] + (0 if text is None else text.shape[1])
     return x.new_empty(len(x), tokens, *x.shape[2:])
 
@@ -50,7 +42,7 @@ def _of_one_part(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
     return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2).to(x.dtype)
 
 
-@operation("rms_norm_rope", plain_rms_norm_rope, outputs=_out)
+@operation("rms_norm_rope", plain_rms_norm_rope, outputs=lambda x, weight, cos, sin, eps, text=None, *_: _out(x, text))
 def rms_norm_rope(
     x: Tensor,
     weight: Tensor,
@@ -80,7 +72,7 @@ def rms_norm_rope(
     parts = [(x.contiguous(), weight)]
     if text is not None and text_weight is not None:
         parts.insert(0, (text.contiguous(), text_weight))
-    out = _out(x, weight, cos, sin, eps, text)
+    out = _out(x, text)
     count, tokens, heads, size = out.shape
     groups = triton.cdiv(heads, _HEADS * _PARTS)
     packed = all(t.dtype == torch.bfloat16 and t.storage_offset() % 2 == 0 for part in parts for t in part)

@@ -36,14 +36,7 @@ def quantize_dequantize(x: Tensor, *, amax: Tensor | None = None) -> Tensor:
     """
     if amax is not None and amax.ndim and amax.shape[-1] != 1:
         raise ValueError(f"amax needs a last axis of 1: got shape {tuple(amax.shape)} for x {tuple(x.shape)}")
-    if amax is None:
-        return quantize_dequantize_per_candidate(x.unsqueeze(0)).squeeze(0)
-    with torch.no_grad():
-        blocks = _blocks(x)
-        scratch = torch.abs(blocks)
-        block_amax = _block_amax_(scratch)
-        tensor_amax = amax.to(x.device, torch.float32).unsqueeze(-1)
-        return _round_blocks(blocks, block_amax, tensor_amax, scratch).flatten(-2)
+    return quantize_dequantize_per_candidate(x.unsqueeze(0)).squeeze(0) if amax is None else _rounded(x, amax)
 
 
 def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
@@ -54,12 +47,7 @@ def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
     """
     if x.is_cuda:
         return _by_kernel(x)
-    with torch.no_grad():
-        blocks = _blocks(x)
-        scratch = torch.abs(blocks)
-        block_amax = _block_amax_(scratch)
-        axes = tuple(range(1 if x.ndim > 1 else 0, blocks.ndim))
-        return _round_blocks(blocks, block_amax, block_amax.amax(axes, keepdim=True), scratch).flatten(-2)
+    return _rounded(x, None)
 
 
 @torch.library.custom_op("solrl::nvfp4_per_candidate", mutates_args=())
@@ -81,10 +69,18 @@ def _by_kernel(x: Tensor) -> Tensor:
     return values
 
 
-def _blocks(x: Tensor) -> Tensor:
-    """View ``x`` in float32 as ``[..., length / 16, 16]``."""
+@torch.no_grad()
+def _rounded(x: Tensor, amax: Tensor | None) -> Tensor:
+    """``x`` rounded under these float32 scales; None: one for each index of axis 0."""
     _require_blocks(x)
-    return x.to(torch.float32).view(*x.shape[:-1], -1, BLOCK)
+    blocks = x.to(torch.float32).view(*x.shape[:-1], -1, BLOCK)
+    scratch = torch.abs(blocks)
+    block_amax = _block_amax_(scratch)
+    if amax is None:
+        tensor_amax = block_amax.amax(tuple(range(1 if x.ndim > 1 else 0, blocks.ndim)), keepdim=True)
+    else:
+        tensor_amax = amax.to(x.device, torch.float32).unsqueeze(-1)
+    return _round_blocks(blocks, block_amax, tensor_amax, scratch).flatten(-2)
 
 
 def _require_blocks(x: Tensor) -> None:

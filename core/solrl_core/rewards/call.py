@@ -51,30 +51,19 @@ def is_interrupt(error: BaseException) -> bool:
 
 def checked_scores(name: str, scores: Any, prompts: Sequence[str]) -> torch.Tensor:
     """A copy of a reward's scores as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
-    if fault := _fault_of_scores(scores, len(prompts)):
-        raise RewardError(name, fault)
-    values: torch.Tensor = scores.detach().to("cpu", torch.float32, copy=True)
+    shape = (len(prompts),)
+    expected = f"expected a tensor of shape {shape}"
+    if not isinstance(scores, torch.Tensor):
+        size = f" of {len(scores)}" if isinstance(scores, Sized) else ""
+        kind = "None" if scores is None else f"a value of type {type(scores).__name__}{size}"
+        raise RewardError(name, f"gave {kind}; {expected}, such as torch.tensor(scores)")
+    if scores.is_complex():
+        raise RewardError(name, f"gave complex numbers ({scores.dtype}); {expected} of real numbers")
+    if scores.shape != shape:
+        raise RewardError(name, f"gave shape {tuple(scores.shape)}; expected {shape}")
+    values = scores.detach().to("cpu", torch.float32, copy=True)
     bad = (~torch.isfinite(values)).nonzero()
     if len(bad):
         at = int(bad[0])
         raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
     return values
-
-
-def _fault_of_scores(scores: Any, count: int) -> str:
-    """The fault of what a reward returned for `count` images; empty if it is a real number for each."""
-    expected = f"expected a tensor of shape ({count},)"
-    if not isinstance(scores, torch.Tensor):
-        return f"gave {_kind_of(scores)}; {expected}, such as torch.tensor(scores)"
-    if scores.is_complex():
-        return f"gave complex numbers ({scores.dtype}); {expected} of real numbers"
-    if scores.shape != (count,):
-        return f"gave shape {tuple(scores.shape)}; expected ({count},)"
-    return ""
-
-
-def _kind_of(value: Any) -> str:
-    if value is None:
-        return "None"
-    size = f" of {len(value)}" if isinstance(value, Sized) else ""
-    return f"a value of type {type(value).__name__}{size}"

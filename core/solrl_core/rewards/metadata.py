@@ -51,16 +51,11 @@ def require_position(where: str, value: Any, relations: Sequence[str], at: int) 
 
 def refuse(where: str, got: Any, expected: str) -> NoReturn:
     """Raise the error of a value that is not the expected one."""
-    short = _short(got)
+    text = repr(got)
+    short = got if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     detail = f"{where} is {'missing' if got is None else repr(short)}; expected {expected}"
     raise PromptError(detail, where=where, got="nothing" if got is None else short, expected=expected)
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> Any:
-    """A value that may be of any size, as an error repeats it."""
-    text = repr(value)
-    return value if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

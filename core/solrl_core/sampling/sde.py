@@ -56,7 +56,8 @@ class StochasticSolver(Solver):
 
     def log_density(self, value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         """Log-probability [B] of a step to `value` [B, ...], a mean over all other axes."""
-        return gaussian_log_prob(value, mean, deviation)
+        density = -((value - mean) ** 2) / (2 * deviation**2) - deviation.log() - math.log(2 * math.pi) / 2
+        return density.flatten(1).mean(1)
 
     def gaussian(
         self, x: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, velocity: Tensor
@@ -171,12 +172,6 @@ class Cps(StochasticSolver):
 
 SDES: Mapping[SdeKind, Callable[[float], StochasticSolver]] = {"flow": FlowSde, "dance": DanceSde, "cps": Cps}
 """Kind of SDE → function of the level η that makes the solver."""
-
-
-def gaussian_log_prob(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Log-probability density [B] of values [B, ...], a mean over all other axes."""
-    density = -((value - mean) ** 2) / (2 * deviation**2) - deviation.log() - math.log(2 * math.pi) / 2
-    return density.flatten(1).mean(1)
 
 
 def _column(level: float | Tensor, like: Tensor) -> Tensor:
