@@ -31,7 +31,7 @@ from solrl_core.fidelity import rank_fidelity
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.solver_specs import SOLVERS
+from solrl_core.sampling.sampler import SOLVERS
 from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, PromptItem

@@ -19,7 +19,7 @@ from rich.progress import track
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
 from solrl_core.rewards import RewardSet
-from solrl_core.sampling.solver_specs import SOLVERS
+from solrl_core.sampling.sampler import SOLVERS
 from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts

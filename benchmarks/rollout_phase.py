@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.batches import CHUNK_SIZE
-from solrl_core.sampling.device_events import DeviceEvent, record_event
+from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -111,9 +111,9 @@ class Explorer:
             watched(device, parts.setdefault("decode", []), self.generator, "decode"),
             watched(device, parts.setdefault("reward", []), self.rewards, "score"),
         ):
-            before = record_event(device)
+            before = DeviceEvent(device)
             self.explore("a blue square, apart", candidates, plan, overlap=False)
-            after = record_event(device)
+            after = DeviceEvent(device)
             after.wait()
         seconds = {name: sum(end.since(start) for start, end in marks) for name, marks in parts.items()}
         seconds["other"] = after.since(before) - sum(seconds.values())
@@ -129,9 +129,9 @@ def watched(
     call: Callable[..., Any] = getattr(owner, method)
 
     def marked(*args: Any, **kwargs: Any) -> Any:
-        before = record_event(device)
+        before = DeviceEvent(device)
         made = call(*args, **kwargs)
-        marks.append((before, record_event(device)))
+        marks.append((before, DeviceEvent(device)))
         return made
 
     with patch.object(owner, method, marked):

@@ -20,7 +20,7 @@ import torch
 from solrl_core.families import Backbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.precision.layer_policy import apply_policy
-from solrl_core.sampling.device_events import record_event
+from solrl_core.sampling.device_events import DeviceEvent
 from support.random_weights import randomize
 from support.results import Row, device_name, in_turns, measure_models, shown_size, table, timed
 from support.true_size import random_text, size_of, skeleton
@@ -115,9 +115,9 @@ def step(
 
 def seconds(run: Run, device: torch.device) -> float:
     """Seconds of a call, by the device's clock."""
-    before = record_event(device)
+    before = DeviceEvent(device)
     run()
-    after = record_event(device)
+    after = DeviceEvent(device)
     after.wait()
     return after.since(before)
 

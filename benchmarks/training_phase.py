@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
-from solrl_core.sampling.device_events import DeviceEvent, record_event
+from solrl_core.sampling.device_events import DeviceEvent
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
@@ -115,7 +115,7 @@ class Timed:
 
     def _mark(self, part: str) -> None:
         """Count the device's work since the last mark as `part`."""
-        self._marks.append((part, record_event(self.device)))
+        self._marks.append((part, DeviceEvent(self.device)))
 
     def _timed(self, part: str, context: Callable[[], Any]) -> Callable[[], Any]:
         @contextmanager

@@ -60,10 +60,6 @@ class Adapter:
         """The same adapter with its tensors on `device`."""
         return replace(self, tensors={key: tensor.to(device) for key, tensor in self.tensors.items()})
 
-    def binds(self, module: str) -> bool:
-        """Whether the adapter has tensors for `module`."""
-        return lora_a_key(module) in self.tensors
-
     def delta(self, module: str) -> torch.Tensor:
         """The change to the weight of `module`, scale · B · A: float32 [out, in]. KeyError if it is not bound."""
         return self.scale * (self.tensors[lora_b_key(module)] @ self.tensors[lora_a_key(module)])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from solrl_core.adapter import Adapter
+from solrl_core.adapter import Adapter, lora_a_key
 from solrl_core.precision.layers import refresh_weight_
 from solrl_core.sampling.cpu_threads import map_in_threads
 
@@ -89,4 +89,4 @@ class Merger:
 
     def _merged(self, name: str, adapter: Adapter | None) -> Tensor:
         weight = self._read(name).float()
-        return weight if adapter is None or not adapter.binds(name) else weight + adapter.delta(name)
+        return weight if adapter is None or lora_a_key(name) not in adapter.tensors else weight + adapter.delta(name)

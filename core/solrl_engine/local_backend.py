@@ -9,7 +9,7 @@ from solrl_core.fingerprint import SCHEDULE, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
 from solrl_core.precision.support import numerics, probe, supported_precisions
 from solrl_core.sampling.batches import gpu_batch_sizes
-from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit, record_event
+from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
@@ -111,7 +111,7 @@ class LocalBackend:
 
     def record_event(self) -> DeviceEvent:
         """Record an event that the device reaches when it has finished all work of this thread so far."""
-        return record_event(self._device)
+        return DeviceEvent(self._device)
 
     def check(self) -> None:
         """Raise if the device no longer works."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from solrl_core.sampling.generator import Generator, GeneratorOutput
-from solrl_core.sampling.solver_specs import SolverSpec
+from solrl_core.sampling.sampler import SolverSpec
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_engine.batch_size import AdaptiveBatchSize

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from solrl_core.sampling.device_events import record_event
+from solrl_core.sampling.device_events import DeviceEvent
 
 Result = TypeVar("Result")
 Pending = Callable[[], Result]
@@ -61,7 +61,7 @@ class SideStream:
     def start(self, work: Callable[[], Result]) -> Pending[Result]:
         """Begin `work` on what the current stream computes up to now; raises the error of the previous work."""
         self.wait()
-        ready = record_event(self._device)
+        ready = DeviceEvent(self._device)
 
         def run() -> Result:
             ready.wait()

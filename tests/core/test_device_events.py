@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.devices import upload
-from solrl_core.sampling.device_events import RunAheadLimit, record_event
+from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit
 
 
 def test_a_thread_is_at_most_one_step_ahead() -> None:
@@ -37,9 +37,9 @@ def busy() -> bool:
 @pytest.mark.gpu
 def test_on_a_gpu_events_wait_for_their_work_and_uploads_do_not() -> None:
     device = torch.device("cuda")
-    first = record_event(device)
+    first = DeviceEvent(device)
     torch.cuda._sleep(_LONG)
-    second = record_event(device)
+    second = DeviceEvent(device)
     assert busy()
     second.wait()
     assert not busy()
@@ -54,7 +54,7 @@ def test_on_a_gpu_events_wait_for_their_work_and_uploads_do_not() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_thread_waits_for_all_steps_but_the_last() -> None:
-    run_ahead = RunAheadLimit(lambda: record_event(torch.device("cuda")))
+    run_ahead = RunAheadLimit(lambda: DeviceEvent(torch.device("cuda")))
     ends = [torch.cuda.Event() for _ in range(4)]  # type: ignore[no-untyped-call]
     for end in ends:
         run_ahead.step()

@@ -8,8 +8,7 @@ import torch
 from solrl_core.families import Backbone
 from solrl_core.sampling.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples, passes
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.sampling.solver_specs import SOLVERS, make_solver
+from solrl_core.sampling.sampler import SOLVERS, Trajectory, advance, make_solver, solve, unshifted_sigmas
 from solrl_core.sampling.solvers import Fitted
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler
-from solrl_core.sampling.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.sampling.solver_specs import SOLVERS, SolverSpec, make_solver
+from solrl_core.sampling.sampler import SOLVERS, SolverSpec, Trajectory, advance, make_solver, solve, unshifted_sigmas
 from solrl_proto.rollouts import FittedSolver
 
 

@@ -13,9 +13,8 @@ from solrl_core.families import Backbone
 from solrl_core.families.backbone import stack
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise, step_noise
-from solrl_core.sampling.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.sampling.sampler import SOLVERS, Recorder, Trajectory, advance, make_solver, solve, unshifted_sigmas
 from solrl_core.sampling.sde import Cps, DanceSde, FlowSde, StochasticSolver
-from solrl_core.sampling.solver_specs import SOLVERS, make_solver
 from solrl_core.sampling.solvers import Euler, Solver
 from solrl_proto.rollouts import SdeKind, StochasticSteps
 

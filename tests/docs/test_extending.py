@@ -148,8 +148,8 @@ def test_the_policy_gradient_trains_on_the_policy_that_generated(examples: Path,
 
 def test_the_policy_gradient_raises_the_probability_of_better_steps(examples: Path) -> None:
     from my_gradient import ClippedGradient, GradientSettings
+    from solrl_core.sampling.sampler import make_solver
     from solrl_core.sampling.sde import StochasticSolver
-    from solrl_core.sampling.solver_specs import make_solver
     from solrl_trainer.algorithms.algorithm import Velocities
 
     algorithm = ClippedGradient(GradientSettings(clip_range=0.1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from solrl_core.sampling.device_events import DeviceEvent, HostEvent
+from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import Trajectory
@@ -79,7 +79,7 @@ class FakeBackend:
         return GeneratorOutput(Trajectory(images, solver, request.plan.steps), images)
 
     def record_event(self) -> DeviceEvent:
-        return HostEvent()
+        return DeviceEvent(torch.device("cpu"))
 
     def check(self) -> None:
         pass

@@ -74,13 +74,6 @@ def native_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, weight: engine.product(x, engine.quantize_weight(weight), None)
 
 
-def require_engine(device: torch.device) -> None:
-    """Raise ValueError, naming precisions that work, if `device` does not support native NVFP4."""
-    if (obstacle := nvfp4_obstacle(device)) is not None:
-        others = "fp8 or bf16" if has_fp8(device) else "bf16"
-        raise ValueError(f"native nvfp4 by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
-
-
 class _Te:
     """Mixin that replaces the emulated arithmetic of a quantised layer with Transformer Engine's."""
 
@@ -91,7 +84,9 @@ class _Te:
         if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
             shape = tuple(weight.shape[:2])
             raise ValueError(f"native NVFP4 weights need both axes to be multiples of {MULTIPLE}: got {shape}")
-        require_engine(weight.device)
+        if (obstacle := nvfp4_obstacle(weight.device)) is not None:
+            others = "fp8 or bf16" if has_fp8(weight.device) else "bf16"
+            raise ValueError(f"native nvfp4 by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
         parts = _engine(weight.device).quantize_weight(weight)
         self._names = ["weight", *(f"scale_{i}" for i in range(1, len(parts)))]
         for name, part in zip(self._names, parts, strict=True):

@@ -6,55 +6,35 @@ A thread only queues a GPU's work, so the thread's clock does not measure that w
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any, Self
 
 import torch
 
 
-class DeviceEvent(Protocol):
-    """A point in a device's work."""
+class DeviceEvent:
+    """A point in a device's work that it reaches when it has finished all work queued by this thread so far.
+
+    A GPU's is in the current stream. A CPU's work is done when a call returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._at = time.monotonic()
+        self._event: Any = None
+        if device.type == "cuda":
+            # Blocking: the waiting thread sleeps; by default CUDA polls and keeps a core busy.
+            self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
         """Return once the device has reached this point."""
+        if self._event is not None:
+            self._event.synchronize()
 
     def since(self, earlier: Self) -> float:
-        """Seconds of the device's work since an earlier event; wait for both first."""
-
-
-class HostEvent:
-    """A point in a CPU's work, which is done when a call returns."""
-
-    def __init__(self) -> None:
-        self._at = time.monotonic()
-
-    def wait(self) -> None:
-        """Return immediately."""
-
-    def since(self, earlier: Self) -> float:
-        """Seconds between the two events."""
-        return self._at - earlier._at
-
-
-class CudaEvent:
-    """An event in the current stream of `device`."""
-
-    def __init__(self, device: torch.device) -> None:
-        # Blocking: the waiting thread sleeps; by default CUDA polls and keeps a core busy.
-        self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-        self._event.record(torch.cuda.current_stream(device))
-
-    def wait(self) -> None:
-        """Sleep until the device has reached this point."""
-        self._event.synchronize()
-
-    def since(self, earlier: Self) -> float:
-        """Seconds between the two events, by the device's clock."""
+        """Seconds of the device's work since an earlier event, by its own clock; wait for both first."""
+        if self._event is None:
+            return self._at - earlier._at
         return float(earlier._event.elapsed_time(self._event)) / 1000
-
-
-def record_event(device: torch.device) -> DeviceEvent:
-    """Record an event that `device` reaches when it has finished all work queued by this thread so far."""
-    return CudaEvent(device) if device.type == "cuda" else HostEvent()
 
 
 class RunAheadLimit:

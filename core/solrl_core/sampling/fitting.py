@@ -16,8 +16,7 @@ from solrl_proto.rollouts import Solver as SolverName
 
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.sampler import Trajectory
-from solrl_core.sampling.solver_specs import make_solver
+from solrl_core.sampling.sampler import Trajectory, make_solver
 from solrl_core.sampling.solvers import Fitted, weigh
 
 SCHEDULES = ((1.0, 0.85, 0.65, 0.3), (1.0, 0.85, 0.7, 0.4), (1.0, 0.87, 0.7, 0.45), (1.0, 0.87, 0.75, 0.5))

@@ -25,8 +25,7 @@ from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, padded_batches
 from solrl_core.sampling.cpu_threads import map_in_threads
 from solrl_core.sampling.noise import initial_noise, step_noise
-from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance
-from solrl_core.sampling.solver_specs import SolverSpec, make_solver
+from solrl_core.sampling.sampler import Recorder, Recording, SolverSpec, Trajectory, advance, make_solver
 
 _DECODED_PIXELS = 12 * 512 * 512
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
@@ -137,7 +136,7 @@ class Generator:
             prompt: the text of all candidates, or one for each.
             seeds: one for each candidate.
             steps: solver steps.
-            solver: see `solrl_core.sampling.solver_specs`; `start` has its own.
+            solver: see `solrl_core.sampling.sampler`; `start` has its own.
             guidance: 1.0 is none.
             start: trajectory to continue, one row per seed; None for the seeds' initial noise.
             until: number of steps to take; None for all.

@@ -1,16 +1,39 @@
-"""Trajectories from noise to clean latents, all or part of the way."""
+"""Trajectories from noise to clean latents, all or part of the way, and the solvers that plans specify."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from solrl_proto.rollouts import FittedSolver, StochasticSteps
 
 from solrl_core.devices import upload
-from solrl_core.sampling.solver_specs import SolverSpec, make_solver
-from solrl_core.sampling.solvers import Solver
+from solrl_core.sampling.sde import SDES
+from solrl_core.sampling.solvers import Dpm2, Euler, Fitted, Solver
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents [B, ...] at sigma, sigma) → velocity [B, ...] float32."""
+SOLVERS: Mapping[str, Callable[[], Solver]] = {"euler": Euler, "dpm2": Dpm2}
+"""Solvers of the ODE that a request can name."""
+
+SolverSpec = str | FittedSolver | StochasticSteps | Solver
+"""A solver's name, fitted weights, stochastic steps, or a solver that has taken no step yet."""
+
+
+def make_solver(spec: SolverSpec) -> Solver:
+    """A solver for a new trajectory.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if isinstance(spec, Solver):
+        return spec.copy()
+    if isinstance(spec, FittedSolver):
+        return Fitted(spec)
+    if isinstance(spec, StochasticSteps):
+        return SDES[spec.kind](spec.eta).windowed(spec.first, spec.count)
+    if spec not in SOLVERS:
+        raise ValueError(f"got solver {spec!r}; expected one of {sorted(SOLVERS)}")
+    return SOLVERS[spec]()
 
 
 @dataclass(frozen=True)

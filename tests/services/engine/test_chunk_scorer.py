@@ -12,7 +12,7 @@ from solrl_core.rewards.images import as_bytes, as_uint8
 from solrl_core.rewards.metadata import refuse
 from solrl_core.rewards.ocr import wanted_text
 from solrl_core.rewards.reward import checks_prompts
-from solrl_core.sampling.device_events import HostEvent
+from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Euler
@@ -28,7 +28,7 @@ from tests.services.fake_backend import REWARD, FakeBackend, brightness, chunk, 
 def generated(of: Chunk, images: torch.Tensor) -> GeneratedChunk:
     """A chunk with these images."""
     output = GeneratorOutput(Trajectory(torch.zeros(len(images), 1), Euler()), images)
-    return GeneratedChunk(of, output, 0.0, False, HostEvent(), HostEvent(), HostEvent())
+    return GeneratedChunk(of, output, 0.0, False, *[DeviceEvent(torch.device("cpu"))] * 3)
 
 
 def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:

@@ -17,9 +17,8 @@ from solrl_proto.rollouts import StochasticSteps
 if TYPE_CHECKING:
     import torch
     from solrl_core.families import Conditioning
-    from solrl_core.sampling.sampler import Recording
+    from solrl_core.sampling.sampler import Recording, SolverSpec
     from solrl_core.sampling.sde import StochasticSolver
-    from solrl_core.sampling.solver_specs import SolverSpec
 
 
 @dataclass(frozen=True)
@@ -273,8 +272,8 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
         device: torch.device,
     ) -> TrajectoryBatch:
         """Look up the recorded steps; there is no fresh noise."""
+        from solrl_core.sampling.sampler import make_solver
         from solrl_core.sampling.sde import StochasticSolver
-        from solrl_core.sampling.solver_specs import make_solver
 
         recording = _recording(samples)
         solver, states, log_probs = make_solver(self._solver), recording.states, recording.log_probs

@@ -15,7 +15,7 @@ from solrl_client.retries import OnWait
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards.images import as_floats
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.solver_specs import SolverSpec
+from solrl_core.sampling.sampler import SolverSpec
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer

@@ -10,10 +10,9 @@ from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, sc
 from solrl_core.lora import adapter_layout
 from solrl_core.model_options import ImageSize
 from solrl_core.precision.support import numerics
-from solrl_core.sampling.device_events import DeviceEvent, record_event
+from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput, decode_in_batches
-from solrl_core.sampling.sampler import Trajectory
-from solrl_core.sampling.solver_specs import make_solver
+from solrl_core.sampling.sampler import Trajectory, make_solver
 from solrl_engine.backend import (
     AdapterMergeError,
     Capabilities,
@@ -150,7 +149,7 @@ class VllmOmniBackend:
 
     def record_event(self) -> DeviceEvent:
         """Record an event in this process's work; the engine's is finished whenever `generate` returns."""
-        return record_event(self._device)
+        return DeviceEvent(self._device)
 
     def check(self) -> None:
         """Raise if the device or a process of the engine no longer works."""

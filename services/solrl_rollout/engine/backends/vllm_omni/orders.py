@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_core.sampling.sampler import Trajectory
-from solrl_core.sampling.solver_specs import SolverSpec, make_solver
+from solrl_core.sampling.sampler import SolverSpec, Trajectory, make_solver
 
 ORDER = "solrl_order"
 """Key of the order in a request's extra arguments."""
@@ -23,7 +22,7 @@ class Order:
         conditioning: the encoded prompt, one row per tensor.
         guidance: 1.0 is none.
         seeds: one per candidate.
-        solver: see `solrl_core.sampling.solver_specs`.
+        solver: see `solrl_core.sampling.sampler`.
         sigmas: the whole schedule.
         shape: shape of one candidate's latents, (channels, height / f, width / f).
     """

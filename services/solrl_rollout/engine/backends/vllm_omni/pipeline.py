@@ -13,8 +13,7 @@ from solrl_core.devices import upload
 from solrl_core.families import Backbone, Conditioning
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.sampling.noise import initial_noise, step_noise
-from solrl_core.sampling.sampler import Trajectory, advance
-from solrl_core.sampling.solver_specs import make_solver
+from solrl_core.sampling.sampler import Trajectory, advance, make_solver
 from torch import nn
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
