@@ -42,12 +42,8 @@ class Finding(NamedTuple):
 def show(title: str, findings: Iterable[Finding]) -> int:
     """Print a table of findings, as wide as the terminal; in a file or a pipe every finding is one line.
 
-    Args:
-        title: heading of the table.
-        findings: computed while they are read; a missing package ends them.
-
-    Returns:
-        The exit code: 1 if something is missing, otherwise 0.
+    The findings are computed while they are read; a missing package ends them. Returns the exit code: 1 if something is
+    missing, otherwise 0.
     """
     from rich.console import Console
     from rich.table import Column, Table

@@ -63,10 +63,7 @@ def module_digest(module: nn.Module, device: torch.device | None = None) -> str:
 def checkpoint_digest(module: nn.Module, folder: Path, device: torch.device) -> str:
     """`module_digest` of a module on the meta device with the weights in its folder, read one at a time.
 
-    Args:
-        module: the module without weights.
-        folder: its part of a model in diffusers format, with safetensors files.
-        device: sums the weights.
+    The folder is its part of a model in diffusers format, with safetensors files. `device` sums the weights.
 
     Raises:
         ValueError: the files have other weights than the module.

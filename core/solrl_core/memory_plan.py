@@ -106,16 +106,11 @@ def fitting(backbone: PipelineBackbone) -> Iterator[None]:
 
 
 def plan_memory(backbone: PipelineBackbone, precisions: Iterable[str], batch: int) -> MemoryPlan:
-    """Plan a service of this model on the meta device (see `load_skeleton`).
+    """Plan a service of this model on the meta device (see `load_skeleton`), with `batch` candidates in one batch.
 
     A service keeps a generator per precision. They share the clean base, and one of them works at a time.
 
     It counts tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
-
-    Args:
-        backbone: the model.
-        precisions: precisions that requests ask for.
-        batch: candidates in one batch.
 
     Raises:
         ValueError: the model's configurations do not fit together.

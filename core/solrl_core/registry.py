@@ -44,8 +44,7 @@ class Registry(Generic[T]):
         """Describe a registry.
 
         Args:
-            noun: see the class.
-            group: see the class.
+            noun, group: see the class.
             built_in: name → "package.module:attribute"; takes precedence over an entry point of the same name.
             wrong: describes the expected object if the given one is of the wrong kind; None if it is right.
             others: alternatives to registered names, for errors. Without "package.module:attribute", only registered
@@ -107,12 +106,7 @@ class Registry(Generic[T]):
         return target
 
     def check_options(self, name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
-        """Import `name`, and check that it takes these options.
-
-        Args:
-            name: see `find`.
-            options: name → value.
-            all_given: whether `options` must have every option without a default.
+        """Import `name`, and check that it takes these options, if `all_given` with every option without a default.
 
         Raises:
             ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown or

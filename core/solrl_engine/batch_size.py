@@ -60,8 +60,7 @@ class AdaptiveBatchSize:
         If other work was running, wait for it and retry the same slices before halving them.
 
         Args:
-            count: number of candidates.
-            work: called with each slice; its result for a candidate does not depend on other candidates.
+            count, work: `work` is called with each slice; its result for a candidate does not depend on others.
             wait_for_others: waits for other work that uses the memory; returns whether there was any.
 
         Raises:

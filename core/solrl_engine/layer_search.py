@@ -37,10 +37,8 @@ def search_layers(backbone: PipelineBackbone, precision: Precision, error_of: Ca
     First whole kinds of layers (all blocks' `attn.to_out.0`, say) are returned to BF16, the kind first that removes
     most error. Then blocks are taken out of these kinds by halves, as long as the error stays removed.
 
-    Args:
-        backbone: the model, whose `kept` is changed while this runs, and restored.
-        precision: the precision.
-        error_of: error at that precision with what `backbone.kept` names, such as `PrecisionCheck.latent_error`.
+    `error_of` gives the error with what `backbone.kept` names, such as `PrecisionCheck.latent_error`; `kept` is changed
+    while this runs, and restored.
     """
     before = backbone.kept
     layers = backbone.policy_at(precision).select(backbone.transformer)

@@ -40,10 +40,7 @@ class Scorer:
     def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[PromptItem]) -> tuple[Scores, RewardTimes]:
         """Score images with the named rewards; also returns the time of each.
 
-        Args:
-            names: rewards to apply.
-            images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3]; clips have another axis after the first.
-            prompts: one for each image.
+        Images are float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3]; clips have another axis after the first.
 
         Raises:
             NonFiniteImagesError: an image is not finite. Rewards that round images to bytes would give it a score.

@@ -95,17 +95,9 @@ class FluxFusedSingleBlock(FusedBlock):
 def joint_attention(
     attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, angles: Angles, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Joint attention (diffusers' `FluxAttention` and similar modules) over image tokens and text tokens.
+    """Joint attention (diffusers' `FluxAttention` and similar modules) over image and text tokens, in their shapes.
 
-    Args:
-        attn: diffusers' module.
-        x: image tokens [B, S, C].
-        text: text tokens [B, T, C].
-        angles: angles of the text tokens, then of the image tokens.
-        mask: [B, 1, 1, T + S], added to the logits.
-
-    Returns:
-        Image tokens [B, S, C] and text tokens [B, T, C].
+    Image tokens `x` are [B, S, C], text tokens [B, T, C]. The mask [B, 1, 1, T + S] is added to the logits.
     """
     q, k, v = project(image_layers(attn), x)
     text_q, text_k, text_v = project(text_layers(attn), text)
@@ -116,17 +108,9 @@ def joint_attention(
 
 
 def rotated(attn: Any, name: str, angles: Angles, x: Tensor, text: Tensor | None = None) -> Tensor:
-    """Normalise and rotate queries ("q") or keys ("k").
+    """Queries ("q") or keys ("k") [B, T + S, H, D], normalised by diffusers' module and rotated.
 
-    Args:
-        attn: diffusers' module.
-        name: which of its norms.
-        angles: angles of the text tokens, then of the image tokens.
-        x: [B, S, H·D].
-        text: [B, T, H·D], which the norm for text normalises.
-
-    Returns:
-        [B, T + S, H, D].
+    `x` is [B, S, H·D]. Text tokens [B, T, H·D] come first and have a norm of their own.
     """
     cos, sin = angles
     size = 2 * cos.shape[-1]

@@ -196,10 +196,7 @@ def explained(where: str) -> Iterator[None]:
 def model_folder(model: str, *, revision: str | None = None, external: Collection[str] = ()) -> Path:
     """The local folder of a model with all of its files, which are downloaded if it is on the hub.
 
-    Args:
-        model: registered name, folder or hub id.
-        revision: hub commit or tag.
-        external: parts whose weights come from elsewhere.
+    The weights of `external` parts come from elsewhere.
 
     Raises:
         ValueError: unknown model.

@@ -22,10 +22,8 @@ def by_own_pipeline(
     """Samples as `Backbone.decode` gives them, or latents as the pipeline has them, by Euler steps.
 
     Args:
-        backbone: the model.
-        prompts, seeds: one for each sample.
-        steps: solver steps.
-        guidance: guidance scale in the family's form.
+        backbone, prompts, seeds: the model, and a prompt and a seed for each sample.
+        steps, guidance: solver steps, and guidance scale in the family's form.
         output_type: "pt" or "latent".
         pipeline: another pipeline of the same model; None for the one that the backbone was loaded with.
     """

@@ -141,11 +141,9 @@ def weights_of(part: Path) -> Weights:
 
 
 def missing_files(folder: Path, external: Collection[str] = ()) -> list[str]:
-    """Files without which the model in a folder cannot be loaded, relative to it.
+    """Files without which the model in a folder in diffusers format cannot be loaded, relative to it.
 
-    Args:
-        folder: folder in diffusers format, with a model_index.json.
-        external: parts whose weights come from elsewhere.
+    The weights of `external` parts come from elsewhere.
     """
     parts = components(read_index(folder))
     return [

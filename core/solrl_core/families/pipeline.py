@@ -37,8 +37,7 @@ class PipelineBackbone(ABC):
         transformer: the clean base. A `Generator` copies it and never modifies it.
         device: device of all parts.
         dtype: dtype of the transformer's arithmetic.
-        height: default height of an image in pixels.
-        width: default width of an image in pixels.
+        height, width: default size of an image in pixels.
         frames: frames of a sample: 1 for an image, more for a clip.
         frame_step: frames of a clip for each further one of its latents [C, T, ...]; 0 for a family of images.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
@@ -50,9 +49,7 @@ class PipelineBackbone(ABC):
         one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
             for any.
         parts: the parts that digests cover, by name.
-        quantize: patterns of the family's `LayerPolicy` at nvfp4; the model's options override it.
-        keep: patterns of the same policy.
-        keep_max_dim: limit of the same policy.
+        quantize, keep, keep_max_dim: the family's `LayerPolicy` at nvfp4; the model's options override it.
         max_sequence_length: the family's number of text tokens; the model's options override it.
         size: the family's default size; None in it for what the transformer's configuration says.
         patch: latent pixels along the side of one image token; 0 for what the transformer's configuration says.
@@ -125,10 +122,7 @@ class PipelineBackbone(ABC):
     def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
         """Arguments that make the diffusers pipeline generate as this family does, in addition to prompt and steps.
 
-        Args:
-            options: the model's own settings.
-            config: the transformer's configuration.
-            guidance: guidance scale in this family's form.
+        They follow from the model's own settings, its transformer's configuration, and guidance in this family's form.
         """
         default_size = cls.own_size(config)
         sizes = {"height": options.height or default_size.height, "width": options.width or default_size.width}
@@ -354,10 +348,8 @@ class PipelineBackbone(ABC):
     ) -> list[float]:
         """`steps + 1` sigmas of the pipeline's FlowMatchEulerDiscreteScheduler at the default size.
 
-        Args:
-            steps: number of solver steps.
-            unshifted: the `steps` sigmas before any shift; None for the scheduler's own.
-            mu: logarithm of a dynamic shift; None for that of the number of image tokens.
+        `unshifted` are the `steps` sigmas before any shift, None for the scheduler's own; `mu` is the logarithm of a
+        dynamic shift, None for that of the number of image tokens.
         """
         from diffusers import FlowMatchEulerDiscreteScheduler
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift

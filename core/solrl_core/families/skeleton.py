@@ -18,10 +18,7 @@ _PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja"]
 def load_skeleton(model: str, *, revision: str | None = None, size: ImageSize = MODELS_OWN) -> PipelineBackbone:
     """Build a model's pipeline from its configurations alone, in bfloat16 on the meta device.
 
-    Args:
-        model: registered name, local folder (weights may be missing), or hub id.
-        revision: hub commit or tag.
-        size: size of images.
+    The model is a registered name, a local folder (weights may be missing), or a hub id at a commit or tag.
 
     Raises:
         ValueError: unknown model or family, or a size that the model does not make.

@@ -70,11 +70,7 @@ def modulations(norm: Any, emb: Tensor, count: int) -> tuple[Tensor, ...]:
 def modulate(x: Tensor, norm: Any, scale: Tensor, shift: Tensor, layers: Sequence[nn.Module]) -> Tensor | Quantized:
     """norm(x) · (1 + scale) + shift, [B, S, C]; quantised if all `layers` accept a `Quantized` input.
 
-    Args:
-        x: [B, S, C].
-        norm: a layer norm without weights.
-        scale, shift: [B, C].
-        layers: every layer that takes the result as input.
+    `x` is [B, S, C]; scale and shift are [B, C]; `norm` is a layer norm without weights. All `layers` take the result.
     """
     if by_row(layers):
         layers[0].require_no_gradient(x)
@@ -87,18 +83,14 @@ def modulate(x: Tensor, norm: Any, scale: Tensor, shift: Tensor, layers: Sequenc
 def add_and_feed_forward(
     x: Tensor, out: Tensor, gate: Tensor, norm: Any, modulation: Sequence[Tensor], feed_forward: Any
 ) -> Tensor:
-    """Second half of a transformer block: gated residual, norm, modulation and feed-forward.
+    """Second half of a transformer block: x + gate · out, then norm, modulation and feed-forward; [B, S, C].
 
     Args:
-        x: [B, S, C], input of the block.
-        out: [B, S, C], output of the block's attention; gate · out is added to `x` first.
+        x, out: [B, S, C], input of the block and output of its attention.
         gate: [B, C].
         norm: a layer norm without weights.
         modulation: shift, scale and gate of the feed-forward, each [B, C].
         feed_forward: diffusers' `FeedForward`, or FLUX.2's.
-
-    Returns:
-        [B, S, C], output of the block.
     """
     shift, scale, last_gate = modulation
     layers: list[nn.Module] = [getattr(feed_forward, "linear_in", None) or feed_forward.net[0].proj]

@@ -21,8 +21,7 @@ class ClipReward(BatchedReward):
         model: a transformers CLIPModel.
         tokenizer: its fast tokenizer; prompts are truncated to the model's positions, keeping the end-of-text token.
         preprocessing: description of image and text preprocessing, part of the digest.
-        device: device of the model.
-        batch_size: images per batch.
+        device, batch_size: device of the model, and images per batch.
 
     Attributes:
         digest: digest of weights, tokenizer and preprocessing.

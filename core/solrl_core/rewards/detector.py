@@ -35,8 +35,7 @@ class Detector:
 
     Args:
         model: folder or hub id of a transformers model for object detection, with its image processor.
-        device: device of the model.
-        dtype: dtype of its weights.
+        device, dtype: of its weights.
 
     Attributes:
         names: names of the classes, as in GenEval's prompts.
@@ -79,8 +78,7 @@ class ColourNames:
 
     Args:
         model: folder or hub id of a transformers CLIP with its tokenizer.
-        device: device of the model.
-        dtype: dtype of its weights.
+        device, dtype: of its weights.
 
     Attributes:
         digest: digest of weights, tokenizer and preprocessing.

@@ -125,13 +125,9 @@ def tokenizer_at(where: str) -> Any:
 
 
 def processing_at(kind: Any, where: str, what: str, **options: Any) -> Any:
-    """Load a tokenizer or an image processor of a folder or hub id.
+    """Load a tokenizer or an image processor of a folder or hub id by its class of transformers.
 
-    Args:
-        kind: class of transformers. Image processors use PIL, whether or not torchvision is installed.
-        where: folder or hub id.
-        what: what it is, for the error.
-        options: options of `from_pretrained`.
+    Image processors use PIL, whether or not torchvision is installed. `what` names it in the error.
 
     Raises:
         OSError: there is none.

@@ -218,10 +218,7 @@ def _name_changes(name: str, changed: Sequence[str]) -> None:
 def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
     """Import a reward, and refuse options that `load_reward` would refuse, if that shows without loading its weights.
 
-    Args:
-        name: registered name or `package.module:attribute`.
-        options: its options; its server checks options with `at`.
-        all_given: whether these are all options, the options of the model's `solrl.json` included.
+    Its server checks options with `at`. `all_given`: these are all, the options of the model's `solrl.json` included.
 
     Raises:
         ValueError: no such reward, or an option is unknown, lacking or invalid.
@@ -390,12 +387,7 @@ class RewardSet:
     ) -> dict[str, torch.Tensor]:
         """Score images [N, 3, H, W] or clips [N, F, 3, H, W] with the named rewards; float32 [N] on the CPU for each.
 
-        Args:
-            names: the rewards.
-            images: N of them, see `Reward`.
-            prompts: one for each image.
-            metadata: one for each image.
-            on_scored: called after each reward.
+        Each image has a prompt and metadata, see `Reward`. `on_scored` is called after each reward.
 
         Raises:
             KeyError: a name that was not loaded.

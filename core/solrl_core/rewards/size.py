@@ -17,10 +17,6 @@ def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
 
     Weights in local safetensors files are counted from the files, published ones by the reward's `parameters`.
 
-    Args:
-        name: registered name, or `package.module:attribute`.
-        options: options of the reward's loader, see `load_reward`.
-
     Raises:
         ValueError: no such reward, or no such dtype.
     """

@@ -62,8 +62,7 @@ def try_rewards(
     """Score two grey images with each reward that no server computes.
 
     Args:
-        rewards: loaded rewards.
-        model: the model whose device and size of images apply.
+        rewards, model: loaded rewards, and the model whose device and size of images apply.
         side: side of the images, if the model's options have no size; None if unknown. Then a reward may fail, but
             not by an error of its code, and what it returns must be usable.
         prompts_of: reward → texts and metadata that it will judge by; the first two are used. None if they are not

@@ -136,7 +136,7 @@ class Generator:
             prompt: the text of all candidates, or one for each.
             seeds: one for each candidate.
             steps: solver steps.
-            solver: see `solrl_core.sampling.sampler`; `start` has its own.
+            solver: see `SolverSpec`; `start` has its own.
             guidance: 1.0 is none.
             start: trajectory to continue, one row per seed; None for the seeds' initial noise.
             until: number of steps to take; None for all.

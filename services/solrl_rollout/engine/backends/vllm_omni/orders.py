@@ -22,7 +22,7 @@ class Order:
         conditioning: the encoded prompt, one row per tensor.
         guidance: 1.0 is none.
         seeds: one per candidate.
-        solver: see `solrl_core.sampling.sampler`.
+        solver: see `SolverSpec`.
         sigmas: the whole schedule.
         shape: shape of one candidate's latents, (channels, height / f, width / f).
     """
