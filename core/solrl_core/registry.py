@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -24,41 +25,29 @@ T = TypeVar("T")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+@dataclass(eq=False)
 class Registry(Generic[T]):
     """Objects of one kind, found by name.
 
     Attributes:
         noun: name of the kind in errors, such as "reward".
         group: group of entry points.
+        built_in: name → "package.module:attribute"; takes precedence over an entry point of the same name.
+        wrong: describes the expected object if an object is of the wrong kind; None if it is right.
+        others: alternatives to registered names, for errors. Without "package.module:attribute", only registered names
+            are imported.
     """
 
-    def __init__(
-        self,
-        noun: str,
-        group: str,
-        built_in: Mapping[str, str] | None = None,
-        *,
-        wrong: Callable[[Any], str | None] = lambda found: None,
-        others: tuple[str, ...] = ("package.module:attribute",),
-    ) -> None:
-        """Describe a registry.
-
-        Args:
-            noun, group: see the class.
-            built_in: name → "package.module:attribute"; takes precedence over an entry point of the same name.
-            wrong: describes the expected object if the given one is of the wrong kind; None if it is right.
-            others: alternatives to registered names, for errors. Without "package.module:attribute", only registered
-                names are imported.
-        """
-        self.noun = noun
-        self.group = group
-        self._built_in = dict(built_in or {})
-        self._wrong = wrong
-        self._others = others
+    noun: str
+    group: str
+    built_in: Mapping[str, str] = field(default_factory=dict)
+    _: KW_ONLY
+    wrong: Callable[[Any], str | None] = lambda target: None
+    others: tuple[str, ...] = ("package.module:attribute",)
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
-        return sorted({*self._built_in, *_entry_points(self.group, tuple(sys.path))})
+        return sorted({*self.built_in, *_entry_points(self.group, tuple(sys.path))})
 
     def __contains__(self, name: object) -> bool:
         """Whether `name` is registered."""
@@ -66,13 +55,13 @@ class Registry(Generic[T]):
 
     def is_built_in(self, name: str) -> bool:
         """Whether `name` comes with this project."""
-        return name in self._built_in
+        return name in self.built_in
 
     def check(self, name: str) -> None:
         """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
         if name in self:
             return
-        if "package.module:attribute" in self._others:
+        if "package.module:attribute" in self.others:
             module, _, attribute = name.partition(":")
             if module.endswith(".py"):
                 raise ValueError(f"got {self.noun} {name!r}, a file; expected {_module_of(Path(module), attribute)}")
@@ -83,9 +72,9 @@ class Registry(Generic[T]):
                     raise ValueError(f"got {self.noun} {name!r}, a module; expected {_contents(module, file)}")
             if ":" in name:
                 return
-        expected = ", ".join([f"one of {self.names()}", *self._others[:-1]])
+        expected = ", ".join([f"one of {self.names()}", *self.others[:-1]])
         raise ValueError(
-            f"got {self.noun} {name!r}{did_you_mean(name, self.names())}; expected {expected}, or {self._others[-1]}"
+            f"got {self.noun} {name!r}{did_you_mean(name, self.names())}; expected {expected}, or {self.others[-1]}"
         )
 
     def find(self, name: str) -> T:
@@ -98,10 +87,10 @@ class Registry(Generic[T]):
         entry = self._entry(name)
         place = f"{self.noun} {name!r}" + (f" ({entry.value}, entry point of {entry.group})" if entry else "")
         try:
-            target: T = entry.load() if entry else _imported(self._built_in.get(name, name))
+            target: T = entry.load() if entry else _imported(self.built_in.get(name, name))
         except Exception as error:
             raise ValueError(f"cannot load {place}: {error}") from error
-        if expected := self._wrong(target):
+        if expected := self.wrong(target):
             raise ValueError(f"{place} is {target!r}; expected {expected}")
         return target
 
@@ -160,7 +149,7 @@ class Registry(Generic[T]):
             raise kind(f"cannot load {self.noun} {name!r}: {error}") from error
 
     def _entry(self, name: str) -> EntryPoint | None:
-        if name in self._built_in:
+        if name in self.built_in:
             return None
         return _entry_points(self.group, tuple(sys.path)).get(name)
 

@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 import torch
@@ -17,36 +18,25 @@ class DoesNotFitError(torch.OutOfMemoryError):
     """Not even one candidate fits into the device's memory, or not the weights."""
 
 
+@dataclass(eq=False)
 class AdaptiveBatchSize:
     """Largest batch for one kind of work.
 
     Attributes:
         size: the largest number of candidates, halved whenever memory runs out while nothing else runs.
+        doing: the kind of work, in messages.
+        on_exhausted: called with a sentence whenever memory ran out.
+        retries: false for a generator whose weights are sharded: its passes are collectives, and the other ranks would
+            not repeat theirs.
         exclusive: whether other work must end first, because memory once ran out while both ran.
     """
 
-    def __init__(
-        self,
-        size: int = CHUNK_SIZE,
-        *,
-        doing: str = "generating",
-        on_exhausted: Callable[[str], None] = logger.warning,
-        retries: bool = True,
-    ) -> None:
-        """Set up the largest size.
-
-        Args:
-            size: the size at the start.
-            doing: the kind of work, in messages.
-            on_exhausted: called with a sentence whenever memory ran out.
-            retries: false for a generator whose weights are sharded: its passes are collectives, and the other ranks
-                would not repeat theirs.
-        """
-        self.size = size
-        self.exclusive = False
-        self._doing = doing
-        self._on_exhausted = on_exhausted
-        self._retries = retries
+    size: int = CHUNK_SIZE
+    _: KW_ONLY
+    doing: str = "generating"
+    on_exhausted: Callable[[str], None] = logger.warning
+    retries: bool = True
+    exclusive: bool = field(default=False, init=False)
 
     def groups(self, candidates: int, device: torch.device) -> int:
         """Number of groups of `candidates` candidates that fill a batch; 1 on a CPU, whose batches are small."""
@@ -78,7 +68,7 @@ class AdaptiveBatchSize:
                 self.size = max(1, batch // 2)
                 self._report(batch, f"the limit is now {self.size}", results)
                 if batch == 1:
-                    raise DoesNotFitError(f"the device's memory cannot fit {self._doing} 1 candidate: {results}")
+                    raise DoesNotFitError(f"the device's memory cannot fit {self.doing} 1 candidate: {results}")
             free_memory()
         return results
 
@@ -88,13 +78,13 @@ class AdaptiveBatchSize:
         try:
             return [work(slice(start, min(start + size, count))) for start in range(0, count, size)]
         except torch.OutOfMemoryError as error:
-            if not self._retries:
+            if not self.retries:
                 raise
             # Not the error itself: its traceback refers to the tensors that did not fit.
             return str(error)
 
     def _report(self, batch: int, consequence: str, fault: str) -> None:
-        self._on_exhausted(f"memory ran out {self._doing} {batch} images at once; {consequence}: {fault}")
+        self.on_exhausted(f"memory ran out {self.doing} {batch} images at once; {consequence}: {fault}")
 
 
 def free_memory() -> None:

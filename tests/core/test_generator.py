@@ -166,7 +166,9 @@ def test_most_of_a_decoder_is_in_the_blocks_that_are_compiled(model: str) -> Non
     assert sum(p.numel() for p in held) > 0.8 * sum(p.numel() for p in decoder.parameters())
 
 
-def test_between_comes_before_each_step_and_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> None:
+def test_between_comes_before_each_step_and_images_are_the_decoded_latents(
+    backbone: Backbone, bf16: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: GeneratorOutput = bf16.generate(PROMPTS[0], SEEDS, steps=2)
     assert made.latents.shape == (3, *backbone.latent_shape)
     assert torch.allclose(made.images, backbone.decode(made.latents), atol=1e-6)
@@ -175,12 +177,17 @@ def test_between_comes_before_each_step_and_images_are_the_decoded_latents(backb
     # At least two chunks, each of three steps; a machine with more threads makes more of them.
     assert len(calls) >= 6
     assert len(calls) % 3 == 0
+    events: list[str] = []
 
     def stop() -> None:
-        raise InterruptedError
+        events.append("between")
+        if len(events) == 3:
+            raise InterruptedError
 
+    monkeypatch.setattr(backbone, "velocity", lambda *given: events.append("step") or given[1])
     with pytest.raises(InterruptedError):
         bf16.generate("a", [1], steps=2, between=stop)
+    assert events == ["between", "step", "between"]
 
 
 def test_nvfp4_images_differ_from_bf16_but_remain_close(bf16: Generator, nvfp4: Generator) -> None:

@@ -8,7 +8,7 @@ import torch
 from solrl_core.errors import MismatchError
 from solrl_core.sampling.noise import check_noise_contract, initial_noise, noise_contract, step_noise
 from solrl_proto.models import NoiseContract
-from solrl_proto.noise import NOISE_SEED_BITS, PROBE_LENGTH, SEED_LIMIT, expand_seeds
+from solrl_proto.noise import NOISE_CONTRACT_VERSION, NOISE_SEED_BITS, PROBE_LENGTH, SEED_LIMIT, expand_seeds
 
 SEEDS = [0, 1, 2**32, 20_260_406, SEED_LIMIT - 1]
 
@@ -87,16 +87,10 @@ def test_the_noise_of_a_step_depends_on_seed_and_step_alone() -> None:
     assert float(torch.cdist(distinct, distinct).fill_diagonal_(9).min()) > 1
 
 
-def changed(version: int | None = None, **at: float) -> NoiseContract:
-    ours = noise_contract()
-    probe = [value + at.get(f"i{index}", 0.0) for index, value in enumerate(ours.probe)]
-    return NoiseContract(version=ours.version if version is None else version, probe=tuple(probe))
-
-
-def cut(length: int) -> NoiseContract:
-    """A probe of another length."""
-    ours = noise_contract()
-    return NoiseContract(version=ours.version, probe=(*ours.probe, 0.0)[:length])
+def changed(version: int = NOISE_CONTRACT_VERSION, length: int = PROBE_LENGTH, **at: float) -> NoiseContract:
+    """Our contract with another version, a probe of another length, or something added to some of its values."""
+    probe = [value + at.get(f"i{index}", 0.0) for index, value in enumerate((*noise_contract().probe, 0.0))]
+    return NoiseContract(version=version, probe=tuple(probe[:length]))
 
 
 def test_an_equal_contract_passes_also_within_the_tolerance() -> None:
@@ -110,7 +104,7 @@ def test_an_equal_contract_passes_also_within_the_tolerance() -> None:
         (changed(version=2), "noise.version"),
         *[(changed(**{at: off}), "noise.probe") for at, off in (("i0", 2e-5), ("i15", -2e-5))],
         *[(changed(**{at: off}), "noise.probe") for at, off in (("i7", float("nan")), ("i0", float("inf")))],
-        *[(cut(length), "noise.probe") for length in (0, 1, PROBE_LENGTH - 1, PROBE_LENGTH + 1)],
+        *[(changed(length=length), "noise.probe") for length in (0, 1, PROBE_LENGTH - 1, PROBE_LENGTH + 1)],
     ],
 )
 def test_another_contract_is_refused(theirs: NoiseContract, where: str) -> None:

@@ -24,26 +24,6 @@ def test_sigmas_are_even_and_euler_on_a_linear_equation_gives_its_own_product() 
     assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
 
 
-def test_between_comes_before_each_step_and_can_stop() -> None:
-    events: list[str] = []
-
-    class Left(Exception):  # noqa: N818
-        pass
-
-    def between() -> None:
-        events.append("between")
-        if events.count("between") == 3:
-            raise Left
-
-    def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
-        events.append("step")
-        return x
-
-    with pytest.raises(Left):
-        solve(velocity, torch.zeros(1), unshifted_sigmas(6), between=between)
-    assert events == ["between", "step", "between", "step", "between"]
-
-
 @pytest.mark.parametrize("sigmas", [[], [1.0]])
 def test_too_few_sigmas_are_refused(sigmas: list[float]) -> None:
     with pytest.raises(ValueError, match=f"{len(sigmas)} sigmas"):

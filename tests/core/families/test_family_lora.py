@@ -11,7 +11,6 @@ import torch
 from diffusers import DiffusionPipeline
 from peft import PeftModel
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
-from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
@@ -22,15 +21,9 @@ from tests.core.lora_helpers import random_adapter, with_peft
 pytestmark = pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
 
 
-@pytest.fixture
-def model(tiny: Tiny) -> Backbone:
-    """A model of each family."""
-    return tiny.backbone
-
-
 @torch.no_grad()
-def test_a_merged_adapter_equals_pefts_unmerged_forward(model: Backbone) -> None:
-    mine, adapter = on_a_grid(model)
+def test_a_merged_adapter_equals_pefts_unmerged_forward(tiny: Tiny) -> None:
+    mine, adapter = on_a_grid(tiny.backbone)
     generator = Generator(mine, "bf16")
     generator.set_adapter(adapter)
     x, at, rows = initial_noise([3, 14], mine.latent_shape), torch.tensor([1.0, 0.3]), mine.encode(PROMPTS, 2.0)
@@ -43,7 +36,8 @@ def test_a_merged_adapter_equals_pefts_unmerged_forward(model: Backbone) -> None
         assert difference(ours, base) > 0.01
 
 
-def test_gradients_reach_every_factor(model: Backbone) -> None:
+def test_gradients_reach_every_factor(tiny: Tiny) -> None:
+    model = tiny.backbone
     transformer = with_peft(model, random_adapter(model, 0))
     x, rows = initial_noise([3], model.latent_shape), model.encode(PROMPTS[:1])
     model.velocity(transformer, x, torch.tensor([0.5]), rows).square().mean().backward()  # type: ignore[no-untyped-call]
@@ -61,8 +55,8 @@ def test_gradients_reach_every_factor(model: Backbone) -> None:
         assert factor.grad is not None or re.fullmatch(model.unused_lora_layers or "", layer), name
 
 
-def test_the_adapter_file_holds_what_peft_saves_and_loads(model: Backbone, tmp_path: Path) -> None:
-    adapter = random_adapter(model, 0)
+def test_the_adapter_file_holds_what_peft_saves_and_loads(tiny: Tiny, tmp_path: Path) -> None:
+    model, adapter = tiny.backbone, random_adapter(tiny.backbone, 0)
     transformer = with_peft(model, adapter)
     transformer.save_pretrained(str(tmp_path))
     saved = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")

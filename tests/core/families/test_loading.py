@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import errors
+from solrl_core import diagnosis
 from solrl_core.families import load_backbone
 from solrl_core.families.load import FAMILIES
 from solrl_core.model_options import read_options
@@ -100,18 +101,24 @@ def test_weights_are_rounded_to_bfloat16_unless_a_dtype_is_given(own: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("lost", "said", "fault"),
     [
-        ("model_index.json", "expected a folder in diffusers format"),
-        ("transformer", ".*flux lacks transformer/; copy them there"),
-        ("text_encoder_2/model.safetensors", ".*flux lacks text_encoder_2/model.safetensors; copy them there"),
+        ("model_index.json", "expected a folder in diffusers format", "No such file"),
+        *[
+            (lost, f".*flux lacks {lost}; copy them there", f"it lacks {lost}")
+            for lost in ("transformer/", "tokenizer/", "text_encoder_2/model.safetensors")
+        ],
     ],
 )
-def test_missing_files_are_an_oserror_that_says_what_to_do(own: Path, lost: str, said: str) -> None:
+def test_missing_files_are_named_with_what_to_do(own: Path, lost: str, said: str, fault: str) -> None:
+    assert diagnosis.model(str(own)).state == "ok"
     path = own / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(OSError, match=rf"cannot load '.*flux': {said}"):
         load_backbone(str(own))
+    finding = diagnosis.model(str(own))
+    assert (finding.state, finding.action) == ("missing", "give a complete diffusers folder")
+    assert fault in finding.text
 
 
 def test_another_pipeline_is_refused_with_the_choices(own: Path) -> None:

@@ -41,12 +41,12 @@ class Published:
     """
 
     tiny: str
-    size: int | tuple[int, int, int]
-    tokens: int
     quantised: dict[tuple[str, ...], int]
-    shares: tuple[float, float]
     adapted: tuple[str, ...]
     adapters: int
+    size: int | tuple[int, int, int] = 512
+    tokens: int = 512
+    shares: tuple[float, float] = (1.0, 1.0)
 
 
 def wan(blocks: int) -> Published:
@@ -54,9 +54,7 @@ def wan(blocks: int) -> Published:
     return Published(
         tiny="wan/2.1",
         size=(480, 832, 33),
-        tokens=512,
         quantised={within("blocks", (*attention, *within("ffn", FEED_FORWARD))): blocks},
-        shares=(1.0, 1.0),
         adapted=attention,
         adapters=blocks * 8,
     )
@@ -66,7 +64,6 @@ DOUBLE, SINGLE = "transformer_blocks", "single_transformer_blocks"
 PUBLISHED = {
     "flux": Published(
         tiny="flux/dev",
-        size=512,
         tokens=128,
         quantised={
             within(DOUBLE, within("attn", JOINT)): 19,
@@ -90,7 +87,6 @@ PUBLISHED = {
     # The second attention of 13 blocks is kept as the first is, and adapted no more than DiffusionNFT and Flow-GRPO do.
     "sd3-medium": Published(
         tiny="sd3/3.5",
-        size=512,
         tokens=128,
         quantised={within(DOUBLE, within("ff", FEED_FORWARD)): 24},
         shares=(0.485, 0.999),
@@ -109,7 +105,6 @@ PUBLISHED = {
     ),
     "qwen-image": Published(
         tiny="qwen-image/base",
-        size=512,
         tokens=256,
         quantised={
             within(DOUBLE, within("attn", JOINT)): 60,
@@ -121,14 +116,11 @@ PUBLISHED = {
     ),
     "flux2-klein": Published(
         tiny="flux2-klein/base",
-        size=512,
-        tokens=512,
         quantised={
             within(DOUBLE, within("attn", JOINT)): 5,
             within(DOUBLE, ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")): 5,
             within(SINGLE, ("attn.to_qkv_mlp_proj", "attn.to_out")): 20,
         },
-        shares=(1.0, 1.0),
         adapted=(*within("attn", JOINT), "attn.to_qkv_mlp_proj", "linear_in", "linear_out"),
         adapters=5 * 12 + 20,
     ),
@@ -136,8 +128,6 @@ PUBLISHED = {
     "wan-14b": wan(40),
     "z-image": Published(
         tiny="z-image/static",
-        size=512,
-        tokens=512,
         quantised={within("layers", within("feed_forward", ("w1", "w2", "w3"))): 30},
         shares=(0.625, 1.0),
         adapted=within("attention", ATTENTION),

@@ -92,16 +92,6 @@ def test_tokens_equal_the_packages(hpsv2: HpsV2, imagereward: ImageReward) -> No
     assert np.array_equal(ours, REFERENCE["imagereward_tokens"])
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_batch_size_does_not_change_scores(hpsv2: HpsV2, imagereward: ImageReward, batch_size: int) -> None:
-    images = torch.stack([IMAGES[0].roll(at, 2) for at in range(COUNT)])
-    for kind, options, reward in ((HpsV2, HPSV2, hpsv2), (ImageReward, IMAGEREWARD, imagereward)):
-        small = kind(**options, batch_size=batch_size)
-        torch.testing.assert_close(
-            small(images, PROMPTS, [{}] * COUNT), reward(images, PROMPTS, [{}] * COUNT), rtol=1e-5, atol=1e-6
-        )
-
-
 def test_imagereward_scores_one_pair_per_image(imagereward: ImageReward) -> None:
     images = IMAGES[0].expand(COUNT, -1, -1, -1)
     with rows_through(imagereward._model.vision) as seen, rows_through(imagereward._model.text) as read:
