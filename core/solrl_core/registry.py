@@ -84,7 +84,7 @@ class Registry(Generic[T]):
             ValueError: it is not registered, cannot be imported, or is of the wrong kind.
         """
         self.check(name)
-        entry = self._entry(name)
+        entry = None if name in self.built_in else _entry_points(self.group, tuple(sys.path)).get(name)
         place = f"{self.noun} {name!r}" + (f" ({entry.value}, entry point of {entry.group})" if entry else "")
         try:
             target: T = entry.load() if entry else _imported(self.built_in.get(name, name))
@@ -147,11 +147,6 @@ class Registry(Generic[T]):
         except (ValueError, OSError) as error:
             kind = OSError if isinstance(error, OSError) else ValueError
             raise kind(f"cannot load {self.noun} {name!r}: {error}") from error
-
-    def _entry(self, name: str) -> EntryPoint | None:
-        if name in self.built_in:
-            return None
-        return _entry_points(self.group, tuple(sys.path)).get(name)
 
 
 class FolderRegistry(Registry[Callable[[], str | Path]]):

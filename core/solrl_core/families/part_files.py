@@ -53,10 +53,15 @@ def read_index(folder: Path) -> dict[str, Any]:
         TextFileError: a file is not JSON.
     """
     index = _read_object(folder / "model_index.json")
-    for part in components(index):
-        for file in ("config.json", "scheduler_config.json"):
-            if (path := folder / part / file).is_file():
-                _check_numbers(path, _read_object(path))
+    paths = [folder / part / file for part in components(index) for file in ("config.json", "scheduler_config.json")]
+    for path in filter(Path.is_file, paths):
+        for name, number in _numbers(_read_object(path)):
+            largest = _MOST_LAYERS if _COUNT.fullmatch(name) else _LARGEST
+            if abs(number) > largest and "theta" not in name:
+                raise ModelFileError(
+                    f"{path}: got {name} = {number:.6g}; expected at most {largest}: get the file again from the "
+                    "model's authors"
+                )
     return index
 
 
@@ -65,16 +70,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelFileError(f"{path}: got {type(content).__name__}; expected a JSON object")
     return content
-
-
-def _check_numbers(path: Path, config: Mapping[str, Any]) -> None:
-    for name, number in _numbers(config):
-        largest = _MOST_LAYERS if _COUNT.fullmatch(name) else _LARGEST
-        if abs(number) > largest and "theta" not in name:
-            raise ModelFileError(
-                f"{path}: got {name} = {number:.6g}; expected at most {largest}: get the file again from the "
-                "model's authors"
-            )
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

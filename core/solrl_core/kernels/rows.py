@@ -37,12 +37,8 @@ def plain_quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 def scaled_rows(rows: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise float32 rows [..., K] with magnitudes up to `largest` [..., 1] to codes [..., K], scales [..., 1]."""
     scale = (largest * (1 / E4M3_MAX)).clamp(min=TINY)
-    return scaled_codes(rows, scale.reciprocal()), scale
-
-
-def scaled_codes(x: Tensor, scale: Tensor | float) -> Tensor:
-    """E4M3 codes of `x` times `scale`; values beyond E4M3's range become its largest."""
-    return (x.float() * scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    # Values that rounding carries beyond E4M3's range become its largest.
+    return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
 
 
 @operation("quantize_rows", plain_quantize_rows)

@@ -25,12 +25,8 @@ class FusedBlock(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
 
-class Projection(nn.Module):
+class Projection(FusedBlock):
     """The projection of a diffusers `GELU`, without the activation."""
-
-    def __init__(self, proj: nn.Module) -> None:
-        super().__init__()
-        self.proj = proj
 
     def forward(self, x: Tensor | Quantized) -> Tensor:
         """[..., in] → [..., out]."""
@@ -47,7 +43,7 @@ def fuse_feed_forwards(transformer: nn.Module) -> None:
         if isinstance(module, FeedForward):
             first, last = module.net[0], module.net[2]
             if isinstance(first, GELU) and first.approximate == "tanh" and isinstance(last, Fp8Linear):
-                module.net[0] = Projection(first.proj)
+                module.net[0] = Projection(first)
                 last.activation = "gelu_tanh"
 
 

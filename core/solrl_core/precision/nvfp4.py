@@ -45,9 +45,13 @@ def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
     A candidate's values then do not depend on the rest of its batch. A 1-D ``x`` is one candidate.
     On a GPU, kernels give the same bits as the 30 operations here.
     """
-    if x.is_cuda:
-        return _by_kernel(x)
-    return _rounded(x, None)
+    if not x.is_cuda:
+        return _rounded(x, None)
+    _require_blocks(x)
+    values = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    rows = (x.shape[0] if x.ndim > 1 else 1, -1)
+    round_rows(x.contiguous().view(rows), values.view(rows))
+    return values
 
 
 @torch.library.custom_op("solrl::nvfp4_per_candidate", mutates_args=())
@@ -59,14 +63,6 @@ def opaque_per_candidate(x: Tensor) -> Tensor:
 @opaque_per_candidate.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=torch.float32, device=x.device)
-
-
-def _by_kernel(x: Tensor) -> Tensor:
-    _require_blocks(x)
-    values = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    rows = (x.shape[0] if x.ndim > 1 else 1, -1)
-    round_rows(x.contiguous().view(rows), values.view(rows))
-    return values
 
 
 @torch.no_grad()

@@ -43,7 +43,10 @@ class ClipReward(BatchedReward):
         self._model = model.to(device).eval().requires_grad_(False)
         self._tokenizer = tokenizer
         self._side: int = model.config.vision_config.image_size
-        self._text_features = lru_cache(maxsize=CACHED_TEXTS)(self._encode)
+        # Each text is encoded alone, so that its features do not depend on a batch.
+        self._text_features = lru_cache(maxsize=CACHED_TEXTS)(
+            lambda text: text_features(model, tokenizer, [self._clean(text)])[0]
+        )
         self.digest = combined_digest(module_digest(model), tokenizer_digest(tokenizer), preprocessing)
 
     def unread_tokens(self, text: str) -> int:
@@ -56,7 +59,8 @@ class ClipReward(BatchedReward):
 
     def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         texts = torch.stack([self._text_features(text) for text in prompts])
-        return self._score(F.cosine_similarity(self._image_features(images), texts))
+        features = image_features(self._model, self._pixels(images.to(self._device).float()))
+        return self._score(F.cosine_similarity(features, texts))
 
     @abstractmethod
     def _pixels(self, images: torch.Tensor) -> torch.Tensor:
@@ -68,18 +72,6 @@ class ClipReward(BatchedReward):
 
     def _clean(self, prompt: str) -> str:
         return prompt
-
-    @property
-    def _logit_scale(self) -> torch.Tensor:
-        scale: torch.Tensor = self._model.logit_scale.float().exp()
-        return scale
-
-    def _image_features(self, images: torch.Tensor) -> torch.Tensor:
-        return image_features(self._model, self._pixels(images.to(self._device).float()))
-
-    def _encode(self, prompt: str) -> torch.Tensor:
-        """Text features [D] of one prompt, encoded alone so that they do not depend on a batch."""
-        return text_features(self._model, self._tokenizer, [self._clean(prompt)])[0]
 
 
 def image_features(model: Any, pixels: torch.Tensor) -> torch.Tensor:

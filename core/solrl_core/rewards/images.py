@@ -75,18 +75,19 @@ def as_pil(images: torch.Tensor) -> list[Image.Image]:
     return [Image.fromarray(pixels) for pixels in as_bytes(images.flatten(0, -4)).numpy()]
 
 
-def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:
-    """Resize one 8-bit image's shorter side to S (PIL's bicubic, clamped to 8 bits), then crop the centre."""
-    height, width = shape_with_short_side(image.height, image.width, side)
-    top, left = centre(height, width, side)
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
-    return resized.crop((left, top, left + side, top + side))
-
-
 def pil_squares(images: Iterable[Image.Image], side: int) -> torch.Tensor:
-    """8-bit images, resized and cropped by `pil_short_side_then_centre`, as float32 [N, 3, S, S] in [0, 1]."""
-    squares = np.stack([np.asarray(pil_short_side_then_centre(image, side)) for image in images])
-    return torch.from_numpy(squares).permute(0, 3, 1, 2).float() / 255
+    """Resize the shorter side of 8-bit images to S (PIL's bicubic, clamped to 8 bits), then crop the centre.
+
+    Returns:
+        float32 [N, 3, S, S] in [0, 1].
+    """
+    squares = []
+    for image in images:
+        height, width = shape_with_short_side(image.height, image.width, side)
+        top, left = centre(height, width, side)
+        resized = image.resize((width, height), Image.Resampling.BICUBIC)
+        squares.append(np.asarray(resized.crop((left, top, left + side, top + side))))
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).float() / 255
 
 
 class Normalize:

@@ -175,7 +175,11 @@ def load_reward(
                 f"got reward {name!r} at {options[AT]!r}; this program scores with rewards of its own only"
             )
         return connect(name, dict(options))
-    _require_no_address(name, model.options.rewards.get(name, {}))
+    if option := next((option for option in _ADDRESSES if option in model.options.rewards.get(name, {})), None):
+        raise ValueError(
+            f"the model's solrl.json gives {option!r} for reward {name!r}: a model must not choose where images are "
+            "sent; delete it there, and give the address among the options of rewards"
+        )
     arguments = _options(name, model, options)
     check_reward(name, arguments)
     _, arguments = _frame_rule(name, arguments)
@@ -246,16 +250,6 @@ def check_named(options: Iterable[str], names: Iterable[str]) -> None:
     if unknown := sorted(set(options) - set(choices)):
         hint = did_you_mean(unknown[0], choices)
         raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of the loaded rewards: {choices}")
-
-
-def _require_no_address(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of a model's `solrl.json` that say where images are sent."""
-    for option in _ADDRESSES:
-        if option in options:
-            raise ValueError(
-                f"the model's solrl.json gives {option!r} for reward {name!r}: a model must not choose where images "
-                "are sent; delete it there, and give the address among the options of rewards"
-            )
 
 
 def _frame_rule(name: str, options: Mapping[str, Any]) -> tuple[FrameRule, dict[str, Any]]:

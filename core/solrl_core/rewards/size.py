@@ -31,10 +31,8 @@ def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
     weights = Path(str(options.get("model") or options.get("checkpoint") or ""))
     files = sorted(weights.glob("*.safetensors")) if weights.is_dir() else [weights]
     local = [file for file in files if file.suffix == ".safetensors" and file.is_file()]
-    count = sum(map(_elements, local)) if local else int(published)
+    count = 0 if local else int(published)
+    for file in local:
+        with safe_open(str(file), "pt") as tensors:
+            count += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     return count * dtype_named(str(options.get("dtype", getattr(reward, "dtype", "float32")))).itemsize
-
-
-def _elements(file: Path) -> int:
-    with safe_open(str(file), "pt") as tensors:
-        return sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118

@@ -91,7 +91,9 @@ class Generator:
         # Quantised layers get new weights. Copying the old ones first would only raise the peak of memory.
         quantised = set() if precision == "bf16" else set(backbone.policy_at(precision).select(backbone.transformer))
         copied = {id(module.weight) for name, module in clean.items() if name not in quantised}
-        self.transformer = _copy(backbone.transformer, copied)
+        tensors = [*backbone.transformer.parameters(), *backbone.transformer.buffers()]
+        shared = {id(tensor): tensor for tensor in tensors if id(tensor) not in copied}
+        self.transformer = copy.deepcopy(backbone.transformer, shared)
         if precision != "bf16":
             apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
@@ -203,12 +205,6 @@ def decode_in_batches(backbone: PipelineBackbone, latents: Tensor, batch_limit: 
     rows = [latents[list(batch.rows)] for batch in cut]
     parts = map_in_threads(torch.inference_mode()(backbone.decode), rows, latents.device)
     return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
-
-
-def _copy(transformer: nn.Module, copied: set[int]) -> nn.Module:
-    """Copy of a transformer with copies of the weights whose `id` is in `copied`; it shares all other weights."""
-    tensors = [*transformer.parameters(), *transformer.buffers()]
-    return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in copied})
 
 
 FEWEST_ROWS = 16
