@@ -33,11 +33,9 @@ _NORM_OF_SANA = re.compile(r"^blocks\.(\d+)\.(attn|cross_attn)\.([qk])_norm\.")
 
 
 def parts_in(file: Path, encoders: Sequence[str]) -> Collection[str]:
-    """Parts of the pipeline whose weights a checkpoint has, from its header.
+    """Parts of the pipeline whose weights a checkpoint of one part, or of several with their prefixes, has.
 
-    Args:
-        file: safetensors, of one part or of several with their prefixes.
-        encoders: names of the text encoders in such files, in the pipeline's order.
+    `encoders` are names of the text encoders in such files, in the pipeline's order. Only the header is read.
 
     Raises:
         OSError: it cannot be read, or has no transformer.

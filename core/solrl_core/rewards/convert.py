@@ -2,6 +2,10 @@
 
 Each weight of the transformers class is looked up under its name in the checkpoint, so errors about missing,
 unexpected or misshapen weights use the checkpoint's names. Sizes follow from the shapes; numbers of heads do not.
+
+The converters take a .safetensors file, or a .pt file with its tensors at the top level or under "state_dict", and the
+dtype of weights and arithmetic. They raise an OSError if there is no such file, and a ValueError if it is not such a
+checkpoint.
 """
 
 import re
@@ -55,17 +59,7 @@ _UNUSED = re.compile(r"(vision_proj|text_proj|lm_head)\.|(^|\.)(position_ids|att
 
 
 def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.dtype) -> Any:
-    """Load an open_clip checkpoint with exact GELU, such as HPSv2's, as a CLIPModel.
-
-    Args:
-        path: .pt file (tensors at the top level or under "state_dict") or .safetensors file.
-        vision_heads, text_heads: attention heads; ViT-H-14 has 16 and 16.
-        dtype: dtype of weights and arithmetic.
-
-    Raises:
-        OSError: no such file.
-        ValueError: not such a checkpoint; lists missing, unexpected and misshapen weights.
-    """
+    """Load an open_clip checkpoint with exact GELU, such as HPSv2's, as a CLIPModel; ViT-H-14 has 16 and 16 heads."""
     from transformers import CLIPConfig, CLIPModel
 
     source = _Source(path, "an open_clip checkpoint such as HPS_v2.1_compressed.pt")
@@ -104,17 +98,9 @@ def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.
 
 
 def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: torch.dtype) -> Any:
-    """Load a checkpoint in ImageReward's format as an ImageRewardModel.
+    """Load a checkpoint in ImageReward's format, with or without the prefix "blip.", as an ImageRewardModel.
 
-    Args:
-        path: .pt or .safetensors file; names with or without the prefix "blip.".
-        med_config: BLIP's med_config.json, which gives heads, activation and epsilon of the text encoder.
-        vision_heads: attention heads of the image encoder; BLIP's large one has 16.
-        dtype: dtype of weights and arithmetic.
-
-    Raises:
-        OSError: no such file.
-        ValueError: not such a checkpoint; lists missing, unexpected and misshapen weights.
+    BLIP's med_config.json gives heads, activation and epsilon of the text encoder. Its large vision encoder has 16.
     """
     from transformers import BlipConfig
 
@@ -165,16 +151,10 @@ def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: tor
 
 
 def hpsv3_model(path: str, base: str, dtype: torch.dtype) -> Any:
-    """Load a checkpoint in HPSv3's format as an HpsV3Model.
+    """Load a checkpoint in HPSv3's format, with names of Qwen2-VL in transformers 4, as an HpsV3Model.
 
-    Args:
-        path: .pt or .safetensors file, with names of Qwen2-VL in transformers 4.
-        base: folder or hub id of the Qwen2-VL whose config.json applies, except for the size of the vocabulary.
-        dtype: dtype of weights and arithmetic; the head's is float32.
-
-    Raises:
-        OSError: no such file or folder.
-        ValueError: not such a checkpoint; lists missing, unexpected and misshapen weights.
+    The config.json of `base`, the folder or hub id of a Qwen2-VL, applies except for the size of the vocabulary. The
+    head is in float32.
     """
     from transformers import Qwen2VLConfig
 
