@@ -135,8 +135,9 @@ def pipeline_call(model: str, guidance: float) -> dict[str, Any] | None:
     Raises:
         ValueError: unknown model or family.
     """
-    description = describe_model(model)
-    return description and description.family.pipeline_call(description.options, description.config, guidance)
+    if (description := describe_model(model)) is None:
+        return None
+    return description.family.pipeline_call(description.options, description.config, guidance)
 
 
 @dataclass(frozen=True)

@@ -75,4 +75,5 @@ class ClipScore(ClipReward):
         return self._normalize(short_side_then_centre(images, self._side))
 
     def _score(self, cosines: Tensor) -> Tensor:
-        return cosines * self._model.logit_scale.float().exp() / self.divisor
+        scale: Tensor = self._model.logit_scale.float().exp()
+        return cosines * scale / self.divisor
