@@ -50,7 +50,6 @@ class Registry(Generic[T]):
         return sorted({*self.built_in, *_entry_points(self.group, tuple(sys.path))})
 
     def __contains__(self, name: object) -> bool:
-        """Whether `name` is registered."""
         return name in self.names()
 
     def is_built_in(self, name: str) -> bool:

@@ -78,7 +78,6 @@ class LocalBackend:
         return self._generators[precision]
 
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
-        """Merge an adapter in place; on an error the previous one is still served."""
         new = precision not in self._generators
         generator = self.generator(precision)
         if new and adapter is None:
@@ -110,11 +109,9 @@ class LocalBackend:
         )
 
     def record_event(self) -> DeviceEvent:
-        """Record an event that the device reaches when it has finished all work of this thread so far."""
         return DeviceEvent(self._device)
 
     def check(self) -> None:
-        """Raise if the device no longer works."""
         torch.ones(1, device=self._device).sum().item()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from solrl_core.kernels.convolve import (
 from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.wide_attention import wide_attention
-from solrl_core.precision.fuse import FusedBlock
+from solrl_core.precision.fuse import FusedBlock, Mapped
 
 
 class Convolution(nn.Module):
@@ -69,7 +69,6 @@ class NormSilu(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise and activate."""
         norm = self.norm
         return group_norm_silu(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
 
@@ -110,44 +109,18 @@ class DCResBlock(nn.Module):
         return normed + hidden_states
 
 
-class Upsample(nn.Module):
-    """`Upsample2D` of diffusers with a convolution."""
-
-    def __init__(self, upsample: Any) -> None:
-        super().__init__()
-        self.conv = Convolution(upsample.conv, enlarge=True)
-
-    def forward(self, hidden_states: Tensor, output_size: None = None) -> Tensor:
-        """[B, C, H, W] → [B, O, 2·H, 2·W]."""
-        out: Tensor = self.conv(hidden_states)
-        return out
-
-
-class NormRelu(nn.Module):
-    """The last norm of diffusers' `AutoencoderDC` and the ReLU after it; compiled, they are one pass over memory."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, H, W, C] → [B, H, W, C]."""
-        return F.relu(self.norm(x))
-
-
 class UpBlock(nn.Module):
-    """`DCUpBlock2d` of diffusers, which adds its input with channels rearranged to pixels."""
+    """`Upsample2D` of diffusers with a convolution, or `DCUpBlock2d`, which adds its input, channels become pixels."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
         self.conv = Convolution(block.conv, enlarge=True)
-        self._repeats: int = block.repeats
-        self._shortcut: bool = block.shortcut
+        self._repeats: int = block.repeats if getattr(block, "shortcut", False) else 0
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, output_size: None = None) -> Tensor:
         """[B, C, H, W] → [B, O, 2·H, 2·W]."""
         out: Tensor = self.conv(hidden_states)
-        if self._shortcut:
+        if self._repeats:
             out = out + F.pixel_shuffle(hidden_states.repeat_interleave(self._repeats, dim=1), 2)
         return out
 
@@ -184,7 +157,8 @@ def fused_decoder(vae: nn.Module) -> nn.Module:
     if _norm_fits(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
         decoder.conv_norm_out, decoder.conv_act = NormSilu(decoder.conv_norm_out), nn.Identity()  # type: ignore[arg-type]
     if hasattr(decoder, "norm_out") and isinstance(getattr(decoder, "conv_act", None), nn.ReLU):
-        decoder.norm_out, decoder.conv_act = NormRelu(decoder.norm_out), nn.Identity()  # type: ignore[arg-type]
+        # Compiled, the norm and the ReLU are one pass over memory.
+        decoder.norm_out, decoder.conv_act = Mapped(decoder.norm_out, F.relu), nn.Identity()  # type: ignore[arg-type]
     return fused
 
 
@@ -203,15 +177,9 @@ def _fused(module: Any) -> nn.Module | None:
 
     if (block := fused_block(module)) is not None:
         return block
-    conv = getattr(module, "conv", None)
-    if isinstance(module, Upsample2D) and module.interpolate and module.norm is None and convolution_fits(conv):
-        return Upsample(module)
-    if (
-        isinstance(module, DCUpBlock2d)
-        and module.interpolate
-        and module.interpolation_mode == "nearest"
-        and convolution_fits(conv)
-    ):
+    enlarges = isinstance(module, Upsample2D) and module.norm is None
+    enlarges |= isinstance(module, DCUpBlock2d) and module.interpolation_mode == "nearest"
+    if enlarges and module.interpolate and convolution_fits(module.conv):
         return UpBlock(module)
     if isinstance(module, Attention) and _is_wide(module):
         return PixelAttention(module)

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.backbone import Conditioning
-from solrl_core.families.flux_fused import FluxFusedBlock, FluxFusedSingleBlock, PairAngles
+from solrl_core.families.flux_fused import FluxFusedBlock, FluxFusedSingleBlock, once_a_pair
 from solrl_core.families.pipeline import PipelineBackbone, replace_children
 from solrl_core.model_options import ImageSize
+from solrl_core.precision.fuse import Mapped
 from solrl_core.precision.layer_policy import LayerPolicy
 
 PATCH = 2
@@ -49,7 +50,7 @@ class Flux(PipelineBackbone):
         super().fuse(transformer)
         if not self._rotates_by_kernel:
             return
-        transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
+        transformer.pos_embed = Mapped(transformer.get_submodule("pos_embed"), once_a_pair)
         double, single = (transformer.get_submodule(name) for name in self.blocks)
         *_, last = single.children()
         replace_children(double, FluxFusedBlock)
@@ -66,7 +67,6 @@ class Flux(PipelineBackbone):
     def velocity(
         self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance: float = 1.0
     ) -> Tensor:
-        """Velocity from one forward pass."""
         states = conditioning["states"]
         rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
         out: Tensor = transformer(

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH
-from solrl_core.families.flux_fused import Angles, PairAngles, joint_attention, rotated
+from solrl_core.families.flux_fused import Angles, joint_attention, once_a_pair, rotated
 from solrl_core.families.pipeline import PipelineBackbone, most_likely, replace_children, token_counts
 from solrl_core.kernels.attention import attend
 from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.precision.fp8 import Fp8Linear
-from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, text_layers
+from solrl_core.precision.fuse import FusedBlock, Mapped, add_and_feed_forward, image_layers, modulate, text_layers
 from solrl_core.precision.layer_policy import LayerPolicy
 
 
@@ -91,7 +91,6 @@ class Flux2Klein(PipelineBackbone):
         return [max(0, count - after - self.max_sequence_length) for count in counts]
 
     def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity from one forward pass."""
         rows, columns = latents.shape[-2:]
         states = conditioning["states"]
         out: Tensor = transformer(
@@ -109,7 +108,7 @@ class Flux2Klein(PipelineBackbone):
         """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""
         if not self._rotates_by_kernel:
             return
-        transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
+        transformer.pos_embed = Mapped(transformer.get_submodule("pos_embed"), once_a_pair)
         for blocks, fused in zip(self.blocks, (Flux2FusedBlock, Flux2FusedSingleBlock), strict=True):
             replace_children(transformer.get_submodule(blocks), fused)
 

@@ -20,17 +20,10 @@ Angles = tuple[Tensor, Tensor]
 """Cosine and sine of each pair's angle, each float32 [T + S, D/2]: T text tokens, then S image tokens."""
 
 
-class PairAngles(nn.Module):
-    """Position embedding with each angle once; that of diffusers has it for both components of a pair."""
-
-    def __init__(self, positions: nn.Module) -> None:
-        super().__init__()
-        self.positions = positions
-
-    def forward(self, ids: Tensor) -> Angles:
-        """Cosine and sine, each float32 [N, D/2], at the positions `ids`."""
-        cos, sin = self.positions(ids)
-        return cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
+def once_a_pair(angles: tuple[Tensor, Tensor]) -> Angles:
+    """Each angle once; the position embedding of diffusers has it for both components of a pair, [N, D]."""
+    cos, sin = angles
+    return cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
 
 
 class FluxFusedBlock(FusedBlock):

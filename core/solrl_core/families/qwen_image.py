@@ -22,7 +22,7 @@ from solrl_core.families.pipeline import (
     token_counts,
 )
 from solrl_core.model_options import ImageSize, ModelOptions
-from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, text_layers
+from solrl_core.precision.fuse import FusedBlock, Mapped, add_and_feed_forward, image_layers, modulate, text_layers
 from solrl_core.precision.layer_policy import LayerPolicy
 
 _NEGATIVE = " "
@@ -154,7 +154,7 @@ class QwenImage(PipelineBackbone):
         super().fuse(transformer)
         if not self._rotates_by_kernel:
             return
-        transformer.pos_embed = RealPositions(transformer.get_submodule("pos_embed"))
+        transformer.pos_embed = Mapped(transformer.get_submodule("pos_embed"), real_angles)
         replace_children(transformer.get_submodule("transformer_blocks"), QwenFusedBlock)
 
     @torch.no_grad()
@@ -213,18 +213,11 @@ _MASKED = -10000.0
 """Added to the logits of padding; its weight in a softmax is then exactly 0."""
 
 
-class RealPositions(nn.Module):
-    """Cosines and sines of the angles that a position embedding returns as complex numbers."""
-
-    def __init__(self, positions: nn.Module) -> None:
-        super().__init__()
-        self.positions = positions
-
-    def forward(self, *args: Any, **kwargs: Any) -> Angles:
-        """Cosine and sine, each float32 [T + S, D/2]: text tokens, then image tokens."""
-        image, text = self.positions(*args, **kwargs)
-        turns = torch.cat([text, image])
-        return turns.real.contiguous(), turns.imag.contiguous()
+def real_angles(turns: tuple[Tensor, Tensor]) -> Angles:
+    """The angles of complex rotations of image tokens and of text tokens."""
+    image, text = turns
+    joint = torch.cat([text, image])
+    return joint.real.contiguous(), joint.imag.contiguous()
 
 
 class QwenFusedBlock(FusedBlock):

@@ -91,7 +91,6 @@ class Sana(PipelineBackbone):
         return [max(0, count - limit) for count in token_counts(tokenizer, texts)]
 
     def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity from one forward pass."""
         scale: float = self._config.timestep_scale
         out: Tensor = transformer(
             latents.to(self.dtype),

@@ -67,7 +67,6 @@ class StableDiffusion3(PipelineBackbone):
         return conditioning
 
     def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity from one forward pass."""
         out: Tensor = transformer(
             latents.to(self.dtype),
             encoder_hidden_states=conditioning["states"].to(self.dtype),

@@ -54,7 +54,6 @@ class Wan(PipelineBackbone):
 
     @classmethod
     def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
-        """With the number of frames."""
         return super().pipeline_call(options, config, guidance) | {
             "num_frames": options.frames or cls.own_size(config).frames
         }
@@ -108,7 +107,6 @@ class Wan(PipelineBackbone):
         return [max(0, count - self.max_sequence_length) for count in counts]
 
     def predict(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity from one forward pass."""
         out: Tensor = transformer(
             latents.to(self.dtype),
             sigma.to(self.device) * 1000,

@@ -3,7 +3,7 @@
 Source: Z-Image Team, arXiv 2511.22699, through diffusers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,6 @@ class ZImage(PipelineBackbone):
 
     @classmethod
     def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
-        """With the pipeline's own scale of guidance."""
         return super().pipeline_call(options, config, guidance) | {"guidance_scale": guidance - 1}
 
     def sigmas(self, steps: int) -> list[float]:
@@ -53,7 +52,8 @@ class ZImage(PipelineBackbone):
         for blocks in self.blocks:
             replace_children(transformer.get_submodule(blocks), ZImageFusedBlock)
         whole: Any = transformer
-        whole.rope_embedder = RealAngles(whole.rope_embedder)
+        embedder = whole.rope_embedder
+        whole.rope_embedder = lambda ids: torch.view_as_real(embedder(ids))
 
     def _as_chat(self, prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]
@@ -122,17 +122,6 @@ _MASKED = -10000.0
 """Added to the logits of padding."""
 
 
-class RealAngles:
-    """Z-Image's position embedding with its complex numbers as pairs of real ones."""
-
-    def __init__(self, embedder: Callable[[Tensor], Tensor]) -> None:
-        self._embedder = embedder
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Cosines and sines, float32 [N, D/2, 2], at the positions `ids` [N, 3]."""
-        return torch.view_as_real(self._embedder(ids))
-
-
 class ZImageFusedBlock(FusedBlock):
     """Fused `ZImageTransformerBlock` of diffusers."""
 
@@ -153,7 +142,7 @@ class ZImageFusedBlock(FusedBlock):
         Args:
             x: [B, S, C].
             attn_mask: bool [B, S], False for padding; None for rows of equal length.
-            freqs_cis: angles from `RealAngles`, float32 [B, S, D/2, 2].
+            freqs_cis: cosines and sines, float32 [B, S, D/2, 2].
             adaln_input: [B, E], for blocks with modulation.
         """
         scale, gate, ff_scale, ff_gate = self._modulations(adaln_input)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.kernels.rows import quantize_rows
-from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.precision.layers import QuantLayer, QuantLinear, QuantPointwiseConv
 
 MULTIPLE = 16
 """Both sides of a weight must be multiples of this."""
@@ -90,7 +90,7 @@ def product(codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor
     )
 
 
-class _Fp8:
+class _Fp8(QuantLayer):
     """Mixin that replaces the emulated arithmetic of a quantised layer with FP8.
 
     Attributes:
@@ -98,9 +98,7 @@ class _Fp8:
             `solrl_core.kernels.ACTIVATIONS`.
     """
 
-    weight: Tensor
     scale: Tensor
-    bias: Tensor | None
     activation: str
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -109,10 +107,10 @@ class _Fp8:
         require_fp8(weight.device)
         self.activation = ""
         codes, scale = quantize_rows(weight.detach().flatten(1).float(), "")
-        self.register_buffer("weight", codes)  # type: ignore[attr-defined]
-        self.register_buffer("scale", scale)  # type: ignore[attr-defined]
+        self.register_buffer("weight", codes)
+        self.register_buffer("scale", scale)
         bias_copy = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
-        self.register_buffer("bias", bias_copy)  # type: ignore[attr-defined]
+        self.register_buffer("bias", bias_copy)
 
     def _write(self, weight: Tensor) -> None:
         codes, scale = quantize_rows(weight.to(self.weight.device).flatten(1).float(), "")

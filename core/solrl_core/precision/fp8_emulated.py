@@ -9,19 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solrl_core.kernels.rows import quantize_rows
-from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.precision.layers import QuantLayer, QuantLinear, QuantPointwiseConv
 
 
-class _EmulatedFp8:
+class _EmulatedFp8(QuantLayer):
     """Mixin that replaces the emulated NVFP4 of a quantised layer with emulated FP8; `weight` is float32."""
 
-    weight: Tensor
-    bias: Tensor | None
-
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.register_buffer("weight", _rounded(weight))  # type: ignore[attr-defined]
+        self.register_buffer("weight", _rounded(weight))
         bias_copy = None if bias is None else bias.detach().to(torch.bfloat16).float()
-        self.register_buffer("bias", bias_copy)  # type: ignore[attr-defined]
+        self.register_buffer("bias", bias_copy)
 
     def _write(self, weight: Tensor) -> None:
         self.weight.copy_(_rounded(weight.to(self.weight.device)).view_as(self.weight))

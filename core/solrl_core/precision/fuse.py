@@ -3,7 +3,7 @@
 Covers the activation function of a feed-forward, and the norm, modulation and residual of a transformer block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -23,6 +23,18 @@ class FusedBlock(nn.Module):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+class Mapped(nn.Module):
+    """A module whose output is changed by a function."""
+
+    def __init__(self, module: nn.Module, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.change = change
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.change(self.module(*args, **kwargs))
 
 
 class Projection(FusedBlock):

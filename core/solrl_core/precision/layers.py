@@ -18,7 +18,9 @@ from solrl_core.precision.nvfp4 import (
 )
 
 
-class _QuantLayer(nn.Module):
+class QuantLayer(nn.Module):
+    """What all quantised layers share."""
+
     weight: Tensor
     bias: Tensor | None
 
@@ -67,7 +69,7 @@ class _QuantLayer(nn.Module):
             )
 
 
-class QuantLinear(_QuantLayer):
+class QuantLinear(QuantLayer):
     """``nn.Linear`` with NVFP4 weight and activations.
 
     ``weight`` [out, in] holds the quantised values in float32 (1×16 blocks along in, one tensor scale).
@@ -91,7 +93,7 @@ class QuantLinear(_QuantLayer):
         return self._linear(x).to(x.dtype)
 
 
-class QuantPointwiseConv(_QuantLayer):
+class QuantPointwiseConv(QuantLayer):
     """1×1 ``nn.Conv2d`` with NVFP4 weight and activations: ``QuantLinear`` over the channels of NCHW.
 
     ``weight`` keeps the convolution's shape [out, in, 1, 1].

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solrl_core.precision.fp8 import has_fp8
-from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.precision.layers import QuantLayer, QuantLinear, QuantPointwiseConv
 
 MULTIPLE = 32
 """16 bytes of 4-bit values. Both sides of a weight must be multiples of this; tokens are padded to it."""
@@ -74,11 +74,8 @@ def native_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, weight: engine.product(x, engine.quantize_weight(weight), None)
 
 
-class _Te:
+class _Te(QuantLayer):
     """Mixin that replaces the emulated arithmetic of a quantised layer with Transformer Engine's."""
-
-    weight: Tensor
-    bias: Tensor | None
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
@@ -90,9 +87,9 @@ class _Te:
         parts = _engine(weight.device).quantize_weight(weight)
         self._names = ["weight", *(f"scale_{i}" for i in range(1, len(parts)))]
         for name, part in zip(self._names, parts, strict=True):
-            self.register_buffer(name, part)  # type: ignore[attr-defined]
+            self.register_buffer(name, part)
         bias_copy = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
-        self.register_buffer("bias", bias_copy)  # type: ignore[attr-defined]
+        self.register_buffer("bias", bias_copy)
 
     def _write(self, weight: Tensor) -> None:
         new = _engine(self.weight.device).quantize_weight(weight.to(self.weight.device))

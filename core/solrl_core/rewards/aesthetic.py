@@ -42,11 +42,9 @@ class Aesthetic(BatchedReward):
     """
 
     parameters = 304_894_177
-    """Parameters of the published model, for memory plans."""
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
-        """Sources of everything that these options load; `doctor` looks for them."""
         head = published_or(options.get("checkpoint"), REPOSITORY, CHECKPOINT)
         return RewardFile(options.get("model", DEFAULT_MODEL), CONFIG), head
 

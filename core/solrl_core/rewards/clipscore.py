@@ -36,7 +36,6 @@ class ClipScore(ClipReward):
     """
 
     parameters = 427_616_847
-    """Parameters of the published model, for memory plans."""
     divisor = 100
     _model_id: ClassVar[str] = "openai/clip-vit-large-patch14"
     _processor_id: ClassVar[str | None] = None
@@ -44,7 +43,6 @@ class ClipScore(ClipReward):
 
     @classmethod
     def sources(cls, options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
-        """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model") or cls._model_id
         processor = processor_of(model, options.get("processor"), cls._processor_id or model)
         return RewardFile(model, CONFIG), RewardFile(processor, TOKENIZER, "processor")

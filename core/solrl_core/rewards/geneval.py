@@ -78,11 +78,9 @@ class GenEval:
     """
 
     parameters = 470_508_219
-    """Parameters of the published models, for memory plans."""
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
-        """Sources of everything that these options load; `doctor` looks for them."""
         clip = options.get("clip", DEFAULT_CLIP)
         return (
             RewardFile(options.get("model", DEFAULT_MODEL), CONFIG),

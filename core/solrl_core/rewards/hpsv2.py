@@ -52,11 +52,9 @@ class HpsV2(ClipReward):
     """
 
     parameters = 986_109_775
-    """Parameters of the published model, for memory plans."""
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
-        """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
         weights = RewardFile(model, CONFIG) if model else published_or(checkpoint, REPOSITORY, CHECKPOINT)

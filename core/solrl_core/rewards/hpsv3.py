@@ -45,14 +45,12 @@ class HpsV3(BatchedReward):
     """
 
     parameters = 7_748_610_610
-    """Parameters of the published model, for memory plans."""
 
     dtype = "bfloat16"
     """Dtype of the weights by default, as published."""
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
-        """Sources of everything that these options load; `doctor` looks for them."""
         weights = published_or(options.get("checkpoint"), REPOSITORY, CHECKPOINT)
         return weights, RewardFile(options.get("processor", DEFAULT_PROCESSOR), TOKENIZER, "processor")
 

@@ -46,11 +46,9 @@ class ImageReward(BatchedReward):
     """
 
     parameters = 446_206_689
-    """Parameters of the published model, for memory plans."""
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
-        """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
         processor = processor_of(model, options.get("processor"), DEFAULT_TOKENIZER)

@@ -97,5 +97,4 @@ class Normalize:
         self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (mean, std))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the normalised images."""
         return (images - self._mean.to(images.device)) / self._std.to(images.device)

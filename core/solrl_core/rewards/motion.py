@@ -24,7 +24,6 @@ class Motion:
 
     takes_clips = True
     parameters = 0
-    """Parameters of the model, for memory plans."""
 
     def __init__(self, enough: float = 0.02, *, device: str = "cpu") -> None:
         if not enough > 0:

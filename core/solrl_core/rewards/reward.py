@@ -43,6 +43,8 @@ whole file that defines the reward and, for a class, over its options. Optional 
 - `checks_prompts` (a decorator) marks a reward that demands something of a prompt's text or metadata.
 - `costs`: numbers by kind that only grow, such as {"requests": 12}, of a reward that asks a paid service.
 - `max_latency_s`: most seconds of a call, of a reward that waits for another service.
+- `parameters`: number of weights on the device, for memory plans.
+- `sources(options)`: each `RewardFile` that these options load; `doctor` looks for them.
 - `unread_tokens(text)`: number of a text's tokens that a reward does not read.
 """
 

@@ -115,7 +115,6 @@ class ScaledSde(StochasticSolver):
         """s² of steps between these noise levels, float64 of their shape."""
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors (a, b, c) in x' = a·x + b·velocity + c·noise."""
         dt = sigma_next - sigma
         variance = self.squared_diffusion(sigma, sigma_next)
         of_x = 1 + variance / (2 * sigma) * dt
@@ -160,7 +159,6 @@ class Cps(StochasticSolver):
         self._angle = eta * math.pi / 2
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors (a, b, c) in x' = a·x + b·velocity + c·noise."""
         of_noise = sigma_next * math.cos(self._angle)
         of_clean = 1 - sigma_next
         return of_clean + of_noise, of_noise * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)

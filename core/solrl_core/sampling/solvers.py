@@ -133,7 +133,6 @@ class Fitted(Solver):
         return self.history[:-1]
 
     def schedule(self, steps: int, of_model: Callable[[int], list[float]]) -> list[float]:
-        """The noise levels that it was fitted for, and 0."""
         return [*self._weights.sigmas, 0.0]
 
     def step(
