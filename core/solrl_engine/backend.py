@@ -106,7 +106,6 @@ class GenerationRequest:
         return self.prompts[0]
 
     def rows(self, which: slice) -> Self:
-        """Some of the candidates."""
         return replace(self, prompts=self.prompts[which], seeds=self.seeds[which])
 
 

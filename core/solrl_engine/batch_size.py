@@ -88,6 +88,5 @@ class AdaptiveBatchSize:
 
 
 def free_memory() -> None:
-    """Return unused device memory to the driver."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing if CUDA was never used

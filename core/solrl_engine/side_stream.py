@@ -81,7 +81,6 @@ class SideStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work has ended."""
         return self._last is None or self._last.done()
 
     def check(self) -> None:

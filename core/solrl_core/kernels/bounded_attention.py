@@ -24,7 +24,6 @@ _QUERIES, _KEYS = 128, 64
 
 
 def plain_bounded_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """`bounded_attention` in torch's operations."""
     wide_query, wide_key, wide_value = (x.float().transpose(1, 2) for x in (query, key, value))
     powers = (wide_query @ wide_key.mT / math.sqrt(query.shape[-1])).exp()
     attended = powers @ wide_value / powers.sum(-1, keepdim=True)

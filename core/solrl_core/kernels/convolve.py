@@ -55,7 +55,6 @@ def _out(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: b
 
 
 def plain_convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: bool = False) -> Tensor:
-    """`convolve` in torch's operations."""
     out = _out(x, weight, bias, enlarge=enlarge)
     if not enlarge:
         out.copy_(F.conv2d(x, weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2), bias, padding=1))
@@ -87,7 +86,6 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool)
 def plain_convolve_norm(
     x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor, eps: float, residual: Tensor
 ) -> Tensor:
-    """`convolve_norm` in torch's operations."""
     hidden = plain_convolve(x.float(), weight.float(), bias.float())
     normed = hidden * (hidden.square().mean(1, keepdim=True) + eps).rsqrt()
     wide = normed * norm_weight.float()[:, None, None] + norm_bias.float()[:, None, None] + residual.float()

@@ -13,7 +13,6 @@ _ROWS = 4
 
 
 def plain_silu_depthwise_glu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`silu_depthwise_glu` in torch's operations."""
     inner = F.silu(x.float()).movedim(-1, 1)
     convolved = F.conv2d(inner, weight.float(), bias.float(), padding=1, groups=x.shape[-1]).movedim(1, -1)
     value, gate = convolved.chunk(2, -1)

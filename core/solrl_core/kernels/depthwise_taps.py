@@ -22,7 +22,6 @@ def packed_taps(weight: Tensor) -> Tensor:
 
 
 def plain_depthwise(x: Tensor, taps: Tensor) -> Tensor:
-    """`depthwise` in torch's operations."""
     side = _side(taps)
     weight = taps.mT.reshape(-1, 1, side, side)
     convolved = F.conv2d(x.movedim(-1, 1), weight, padding=side // 2, groups=x.shape[-1])

@@ -28,7 +28,6 @@ def has_fp8_attention(device: torch.device, size: int) -> bool:
 
 
 def plain_fp8_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """`fp8_attention` in torch's operations."""
     wide_query, wide_key, wide_value = (x.float().transpose(1, 2) for x in (query, key, value))
     logits = _rounded(wide_query, QUERIES) @ _rounded(wide_key, KEYS).mT / math.sqrt(query.shape[-1])
     powers = (logits - logits.amax(-1, keepdim=True)).exp() * WEIGHT

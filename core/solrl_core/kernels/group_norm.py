@@ -29,7 +29,6 @@ def _out(x: Tensor, *_: Any) -> Tensor:
 
 
 def plain_group_norm_silu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`group_norm_silu` in torch's operations."""
     return _out(x).copy_(F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), eps)))
 
 

@@ -22,7 +22,6 @@ def _sum_and_codes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain_norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`norm_modulate_quantize` in torch's operations."""
     normed = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
     modulated = normed * (1 + scale.float()[:, None]) + shift.float()[:, None]
     return scaled_rows(modulated, modulated.abs().amax(-1, keepdim=True))
@@ -31,7 +30,6 @@ def plain_norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: f
 def plain_add_norm_modulate_quantize(
     x: Tensor, out: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`add_norm_modulate_quantize` in torch's operations."""
     total = (x.float() + gate.float()[:, None] * out.float()).to(x.dtype)
     return total, *plain_norm_modulate_quantize(total, scale, shift, eps)
 

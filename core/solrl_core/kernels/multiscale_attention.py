@@ -20,7 +20,6 @@ def _out(qkv: Tensor, scaled: list[Tensor], weights: list[Tensor]) -> Tensor:
 
 
 def plain_multiscale_attention(qkv: Tensor, scaled: list[Tensor], weights: list[Tensor]) -> Tensor:
-    """`multiscale_attention` in torch's operations."""
     size = weights[0].shape[-1]
     projected = [_projected(x, weight) for x, weight in zip(scaled, weights, strict=True)]
     heads = torch.cat([qkv, *projected], -1).view(*qkv.shape[:2], -1, 3, size)

@@ -42,7 +42,7 @@ def operation(
 
     Args:
         name: name of the operation.
-        plain: the same in torch's operations; it takes the same arguments.
+        plain: `plain_{name}`, the same in torch's operations; it takes the same arguments.
         outputs: allocates the outputs without computing them. If given, torch.compile treats the function as
             opaque. The operations of `modulate` and `rope` need this: compiled as a `triton_op` they returned
             different numbers (torch 2.11), for a reason that was not found.

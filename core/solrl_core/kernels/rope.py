@@ -27,7 +27,6 @@ def plain_rms_norm_rope(
     text: Tensor | None = None,
     text_weight: Tensor | None = None,
 ) -> Tensor:
-    """`rms_norm_rope` in torch's operations."""
     if text is None or text_weight is None:
         return _of_one_part(x, weight, cos, sin, eps)
     first = text.shape[1]
@@ -98,7 +97,6 @@ def rms_norm_rope(
 def _plain_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float
 ) -> Tensor:
-    """`rms_norm_rope_backward` in torch's operations."""
     rows = slice(first, first + x.shape[1])
     c, s = cos[rows, None], sin[rows, None]
     even, odd = gradient.float()[..., ::2], gradient.float()[..., 1::2]

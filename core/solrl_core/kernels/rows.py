@@ -28,7 +28,6 @@ _LONGEST = 16384
 
 
 def plain_quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """`quantize_rows` in torch's operations."""
     rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
     largest = rows.amax(-1, keepdim=True).clamp(min=_GELU_LEAST) if activation else rows.abs().amax(-1, keepdim=True)
     return scaled_rows(rows, largest)

@@ -13,7 +13,6 @@ _QUERIES = 4096
 
 
 def plain_wide_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """`wide_attention` in torch's operations."""
     return F.scaled_dot_product_attention(query, key, value)
 
 

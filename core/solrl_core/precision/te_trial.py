@@ -70,7 +70,6 @@ def fault_of(product: Callable[[Tensor, Tensor], Tensor], device: torch.device) 
 
 
 def main() -> int:
-    """Try the GPU whose index is the argument; 1 if it fails."""
     from solrl_core.precision.te import native_product
 
     device = torch.device("cuda", int(sys.argv[1]))

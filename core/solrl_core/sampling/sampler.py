@@ -92,7 +92,6 @@ class Recording:
         return Recording(parts[0].sigmas, states, torch.cat(log_probs, 1) if log_probs else None)
 
     def rows(self, which: slice | Sequence[int]) -> "Recording":
-        """Some of the candidates."""
         log_probs = None if self.log_probs is None else self.log_probs[:, which]
         return Recording(self.sigmas, self.states[:, which], log_probs)
 
@@ -106,7 +105,6 @@ class Recorder:
         self._log_probs: list[torch.Tensor | None] = []
 
     def add(self, x: torch.Tensor, log_prob: torch.Tensor | None) -> None:
-        """Add the outcome of a step."""
         self._states.append(x)
         self._log_probs.append(log_prob)
 

@@ -63,11 +63,9 @@ class Solver(ABC):
         return copy.copy(self)
 
     def rows(self, which: slice | Sequence[int]) -> Self:
-        """The solver of some of the candidates."""
         return self._mapped(lambda tensor: tensor[which])
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device."""
         return self._mapped(lambda tensor: upload(tensor, device))
 
     def join(self, others: Sequence[Self]) -> Self:
