@@ -21,6 +21,7 @@ from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.demo import WORDS
 from solrl_trainer.settings.presets import resolve
 from tests.docs.command_checks import parsed
+from tests.docs.fences import blocks, commands
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
@@ -118,6 +119,11 @@ def test_referenced_files_exist(name: str) -> None:
     for volume in body.get("volumes", ()):
         source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
         assert source in DOCUMENT["volumes"] or source.startswith("./")
+
+
+def test_images_of_others_have_an_exact_version() -> None:
+    for body in SERVICES.values():
+        assert "build" in body or re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+", body["image"]), body["image"]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -254,17 +260,35 @@ def test_the_trainer_understands_its_command(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "share", "patience"),
-    [({}, 1.0, 600.0), ({"SOLRL_EXPLORE_SHARE": "0.85", "SOLRL_PATIENCE": "28800"}, 0.85, 28800.0)],
+    ("variables", "share", "patience", "guidance"),
+    [
+        ({}, 1.0, 600.0, 3.5),
+        ({"SOLRL_EXPLORE_SHARE": "0.85", "SOLRL_PATIENCE": "28800", "SOLRL_GUIDANCE": "1"}, 0.85, 28800.0, 1.0),
+    ],
 )
-def test_variables_say_what_a_trainer_explores_and_how_long_it_waits_for_a_service(
-    variables: dict[str, str], share: float, patience: float
+def test_variables_give_a_trainer_its_share_of_exploring_its_patience_and_its_guidance(
+    variables: dict[str, str], share: float, patience: float, guidance: float
 ) -> None:
     command = parsed(["solrl-train", *load(FILE, variables)["services"]["trainer"]["command"]])
     config = resolve(
         command.preset, overrides=[*command.set, "prompts=shapes"], arguments={"rollout_url": command.rollout_url}
     ).config
-    assert (config.explore.share, config.patience) == (share, patience)
+    assert (config.explore.share, config.patience, config.guidance) == (share, patience, guidance)
+
+
+def test_a_trainer_trains_as_readme_s_command_for_its_preset_does() -> None:
+    """The same guidance, watched reward and guard, whether somebody types README's command or starts the container."""
+    command = parsed(["solrl-train", *SERVICES["trainer"]["command"]])
+    (readmes,) = [
+        words
+        for block in blocks("README.md", "sh")
+        for words in commands(block)
+        if words[:4] == ["solrl-train", "run", "--preset", command.preset]
+    ]
+    here, there = (
+        resolve(command.preset, overrides=[*run.set, "prompts=shapes"]).config for run in (command, parsed(readmes))
+    )
+    assert (here.guidance, here.evaluate) == (there.guidance, there.evaluate)
 
 
 def test_the_demo_is_the_one_of_the_command_line() -> None:

@@ -37,7 +37,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which steps 1 and 2 of the page were typed."""
     folder = tmp_path_factory.mktemp("node")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
-    typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[:2]])
+    typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[1:3]])
     subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True, env=PROGRAMS)
     return folder
 
@@ -90,7 +90,7 @@ def test_the_quotas_reach_the_service_and_fit_redis(node: Path, monkeypatch: pyt
 
 
 def test_the_page_s_hours_and_share_are_those_of_the_layout(node: Path) -> None:
-    (command,) = re.findall(r"`(solrl-train layout [^`]+)`", PAGE)
+    (command,) = re.findall(r"^solrl-train layout .+", PAGE, re.MULTILINE)
     words = [sys.executable, "-m", "solrl_trainer", *command.split()[1:]]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     for hours in re.findall(r"(?:with|without) a service, ([\d.]+) h per run", printed):

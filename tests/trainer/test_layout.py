@@ -48,35 +48,32 @@ def test_a_run_without_a_pull_to_the_reference_omits_its_pass() -> None:
 
 
 def test_all_pages_say_the_hours_of_layout_and_the_same_plan() -> None:
-    text, readme, guide, speed, people = (
+    readme, guide, speed, people = (
         (ROOT / page).read_text(encoding="utf-8")
-        for page in ("docs/memory.md", "README.md", "docs/train.md", "docs/evidence/speed.md", "docs/five-people.md")
+        for page in ("README.md", "docs/train.md", "docs/evidence/speed.md", "docs/five-people.md")
     )
-    gpus = re.findall(r"\| ([A-Z][\w ]+), \d+ GB", text)
-    assert len(gpus) == 5
-    in_readme = {gpu: re.findall(rf"^\| {gpu}, .*", readme, re.MULTILINE)[0].split(" | ")[1:] for gpu in gpus}
-    for column, (name, model) in enumerate({"FLUX.1": "flux1", "SD3.5-Large": "sd3", "SANA 1.6B": "sana"}.items()):
-        (row,) = re.findall(rf"^\| {re.escape(name)}, \S+² \| (.*) \|$", text, re.MULTILINE)
-        for gpu, cell in zip(gpus, row.split(" | "), strict=True):
-            quoted = in_readme[gpu][column].removesuffix(" |")
-            if cell == "does not fit":
-                assert quoted.startswith("lacks")
+    rows = re.findall(r"^\| ([A-Z][\w ]+), \d+ GB[^|]* \| (.*) \|$", readme, re.MULTILINE)
+    assert len(rows) == 5
+    for gpu, row in rows:
+        for model, cell in zip(("flux1", "sd3", "sana"), row.split(" | "), strict=True):
+            if cell.startswith("lacks"):
                 continue
-            assert quoted == cell
             hours, blocks = re.findall(r"[\d.]+ h|\(\d+", f"{cell} (0")[:2]
             changes = [f"optimizer.activation_checkpointing={blocks[1:]}"]
             changes += ["explore.precision=bf16"] if gpu in ("A100", "L40S", "RTX 4090") else []
             run = resolve(f"{model}/fast/imagereward", overrides=changes).config
             rates = scaled_rates(RATES[model], gpu)
             seconds = run.iterations * run.explore.prompts * stages(run, rates).total + measuring(run, rates)
-            assert f"{seconds / 3600:.1f} h" == hours, (name, gpu)
-    (recomputing,) = re.findall(r"\((\d+) of", in_readme["H100"][0])
+            assert f"{seconds / 3600:.1f} h" == hours, (model, gpu)
+    (recomputing,) = re.findall(r"^\| H100, .*? \((\d+) of 57\)", readme, re.MULTILINE)
     assert f"{recomputing} of 57 blocks" in guide
     assert f"{recomputing} of FLUX.1's 57 blocks" in speed
-    for runs in (5, 6, 7):
-        printed = layout("--preset", "flux1/fast/imagereward", "--gpus", "8", "--runs", str(runs))
-        for hours in re.findall(r"service, ([\d.]+) h per run", printed)[:: 1 if runs == 5 else -2]:
-            assert f" {hours}" in people
+    words = ("--preset", "flux1/fast/imagereward", "--gpus", "8", "--runs")
+    on_h100 = ("--scaled-to", "H100", "--set", f"optimizer.activation_checkpointing={recomputing}")
+    for command in ((*words, "5"), *((*words, runs, *on_h100) for runs in "567")):
+        hours, share = re.findall(r"with a service, ([\d.]+) h per run|explore\.share=([\d.]+)", layout(*command))[:2]
+        assert re.search(rf"\b{re.escape(hours[0])}\b", people), command
+        assert re.search(rf"\b{re.escape(share[1])}\b", people), command
 
 
 def test_the_speed_of_a_service_beside_one_run_in_many_gpus_md_is_that_of_the_command() -> None:

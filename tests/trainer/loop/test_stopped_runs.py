@@ -131,6 +131,14 @@ def test_a_run_ends_at_its_plateau_and_exports_its_best_version(
     assert (result["iterations"], result["version"]) == (5, 2)
     assert result["stopped"] == "no new best held-out reward in 3 iterations, since 0.5000 at version 2"
     assert torch.allclose(exported(output), lora_of(output, 2))
+    # Back at its best version, it has forgotten what came after, and trains on.
+    rising = (0.1, 0.2, 0.5, 0.6, 0.7, 0.8)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{__name__}.PLANS", {GREEN: rising, RED: rising})
+        back = run(config, resume=True, version=2)
+    assert (back["iterations"], back["version"], back["stopped"]) == (5, 5, None)
+    curve = [line["rewards"][PLANNED] for line in events(output, "evaluation")]
+    assert curve == pytest.approx(rising)
 
 
 def test_a_run_whose_guard_falls_exports_the_best_version_before(service: Service, tmp_path: Path) -> None:
