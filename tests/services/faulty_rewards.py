@@ -112,14 +112,3 @@ def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
         print("a reward is stuck", flush=True)
         threading.Event().wait()
     return images.mean((1, 2, 3))
-
-
-gate = threading.Event()
-"""Event for which `gated` waits."""
-
-
-@once_tried
-def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Waits for `gate`; then behaves like `picky`."""
-    assert gate.wait(600)
-    return picky(images, prompts, metadata)

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,15 @@ from solrl_http.serving import bind
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemKind
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScoreAnswer, ScorePrompt, ScoreRequest
 from solrl_reward.cli import main
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from tests.support.ports import free_port
 from tests.support.programs import Program, command
 from tests.support.service_helpers import is_ready
 
 DIGEST = combined_digest("as announced")
 NAME = "brightness"
-
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 @contextmanager
@@ -140,30 +140,23 @@ class Misbehaving:
         self.leave = threading.Event()
         self.max_latency_s: float | None = None
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await _lifespan(receive, send)
             return
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        body = await Request(scope, receive).body()
         mode = self.mode  # before the request counts, since a test may then change it
         self.asked.append(scope["path"])
         self.ports.append(scope["client"][1])
         self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
         if scope["path"] == "/v1/rewards":
             reward = {"name": NAME, "digest": DIGEST, "max_latency_s": self.max_latency_s}
-            await _answer(send, {"rewards": [reward]})
+            await _json({"rewards": [reward]})(scope, receive, send)
             return
         if scope["path"] != "/v1/scores":
-            await _send(send, 404, b"no such page", "text/plain")
+            await Response("no such page", 404)(scope, receive, send)
             return
         images, _ = decode_scoring(body)
-        await self._misbehave(mode, receive, send, [float(image.float().mean() / 255) for image in images])
-
-    async def _misbehave(self, mode: str, receive: Receive, send: Send, scores: list[float]) -> None:
+        scores = [float(image.float().mean() / 255) for image in images]
         match mode:
             case "slow":
                 departure = asyncio.ensure_future(receive())
@@ -180,12 +173,15 @@ class Misbehaving:
                 return
             case "broken":
                 raise RuntimeError("broken on purpose")
-        if mode in ANSWERS:
-            await _send(send, *ANSWERS[mode])
-            return
         given = SCORES.get(mode, lambda scores: scores)(scores)
         digest = combined_digest("another") if mode == "digest" else DIGEST
-        await _answer(send, {"scores": {NAME: given}, "digests": {NAME: digest}})
+        answer = ANSWERS.get(mode) or _json({"scores": {NAME: given}, "digests": {NAME: digest}})
+        await answer(scope, receive, send)
+
+
+def _json(document: dict[str, Any]) -> Response:
+    body = json.dumps(document)  # writes NaN as such
+    return Response(body, headers={"Set-Cookie": "seen=1"}, media_type="application/json")
 
 
 SCORES: dict[str, Callable[[list[float]], list[float]]] = {
@@ -195,13 +191,13 @@ SCORES: dict[str, Callable[[list[float]], list[float]]] = {
     "long": lambda scores: [*scores, 0.5],
 }
 PROBLEMS = {"fails": ProblemKind.REWARD_FAILED, "busy": ProblemKind.QUEUE_FULL, "locked": ProblemKind.UNAUTHENTICATED}
-ANSWERS: dict[str, Any] = {
-    "garbage": (200, b"<html>", "text/html"),
-    "huge": (200, b" " * (2**18 + 1), "application/json"),
-    "packed": (200, b"x", "application/json", (b"content-encoding", b"gzip")),
-    "elsewhere": (307, b"", "text/plain", (b"location", b"/v1/elsewhere")),
+ANSWERS = {
+    "garbage": Response("<html>", media_type="text/html"),
+    "huge": Response(b" " * (2**18 + 1), media_type="application/json"),
+    "packed": Response("x", headers={"Content-Encoding": "gzip"}, media_type="application/json"),
+    "elsewhere": Response(status_code=307, headers={"Location": "/v1/elsewhere"}),
 } | {
-    mode: (kind.status, kind.problem("as the test says").model_dump_json().encode(), PROBLEM_MEDIA_TYPE)
+    mode: Response(kind.problem("as the test says").model_dump_json(), kind.status, media_type=PROBLEM_MEDIA_TYPE)
     for mode, kind in PROBLEMS.items()
 }
 FAULTS = {
@@ -224,31 +220,12 @@ FAULTS = {
 """Modes of `Misbehaving`, and what a client says of each."""
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return
-
-
 async def _drip(until: threading.Event, send: Send) -> None:
     """One byte at a time, each soon enough for a limit of the time between two bytes."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     while not until.is_set():
         await send({"type": "http.response.body", "body": b" ", "more_body": True})
         await asyncio.sleep(0.02)
-
-
-async def _answer(send: Send, document: dict[str, Any]) -> None:
-    body = json.dumps(document).encode()  # writes NaN as such
-    await _send(send, 200, body, "application/json", (b"set-cookie", b"seen=1"))
-
-
-async def _send(send: Send, status: int, body: bytes, media_type: str, *headers: tuple[bytes, bytes]) -> None:
-    head = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
 
 
 def until(reached: Callable[[], bool]) -> None:

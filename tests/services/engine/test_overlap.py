@@ -13,9 +13,10 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.engine.work import Chunk, Job
 from tests.services.fake_backend import REWARD, Events, FakeBackend, Observed, pinged, running_engine
-from tests.services.faulty_rewards import gate
+from tests.services.served_rewards import opened as gate
 
-FATAL, GATED, PICKY = (f"tests.services.faulty_rewards:{name}" for name in ("fatal", "gated", "picky"))
+FATAL, PICKY = (f"tests.services.faulty_rewards:{name}" for name in ("fatal", "picky"))
+GATED = "tests.services.served_rewards:gated"
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ def test_a_score_is_the_number_that_an_answer_states(label: str, text: str, scor
         ("", "nan", "expected a number alone"),
         ("", "0", "states the score 0; expected 1 to 5"),
         ("", "5.01", "states the score 5.01; expected 1 to 5"),
+        ("", "<think>It is 4", "has no end of its reasoning, </think>: got '<think>It is 4'"),
         ("Score:", "4", "has 0 times 'Score:': got '4'; expected one"),
         ("Score:", "Score: 4\nScore: 5", "has 2 times 'Score:'"),
         ("Score:", "Score: good", "has no number after 'Score:': got 'Score: good'"),
