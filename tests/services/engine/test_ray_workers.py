@@ -1,11 +1,6 @@
-"""Workers as Ray actors on two nodes: the same bits as one worker in the service's process, also when one is killed."""
+"""Places for workers in a Ray cluster of two nodes, and its faults; test_worker_processes.py has what they compute."""
 
-import os
-import re
-import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -20,86 +15,9 @@ from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from tests.services.fake_backend import REWARD, FakeBackend
-from tests.services.unfit_backends import paced, stopped
-from tests.services.worker_helpers import (
-    assert_adapters_can_be_changed,
-    assert_cancelled_within_a_step,
-    assert_finished_with_the_same_bits,
-    assert_gone,
-    assert_replaced_once_stopped,
-    counted,
-    engine_of,
-    groups,
-    one_thread,
-)
 from tests.support.adapters import random_adapter
-from tests.support.ray_nodes import ray_nodes
-from tests.support.service_helpers import Layout, RunningService, running_service
-from tests.support.small_model import small_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def joined() -> Iterator[None]:
-    """Programs of these tests join two nodes of two CPUs each."""
-    with (
-        one_thread(),
-        ray_nodes(2, PYTHONPATH=os.pathsep.join(sys.path)) as variables,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield
-        ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RunningService]:
-    flags = ("--workers", "ray:2", "--device", "cpu")
-    with running_service(*flags, model=small_model(), ends_with=-signal.SIGKILL) as running:
-        yield running
-        running.process.kill()
-        assert_gone(actors(running))
-
-
-def actors(service: RunningService) -> list[int]:
-    """The newest process of each worker."""
-    found = dict(re.findall(r"worker (ray:\d) is process (\d+) on node", service.log.read_text()))
-    return [int(found[name]) for name in ("ray:0", "ray:1")]
-
-
-def test_scores_and_images_have_the_same_bits(service: RunningService, two: RunningService) -> None:
-    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png"}
-    asked |= {"steps": 4, "solver": "dpm2"}
-    assert groups(two, **asked) == groups(service, **asked)
-    chunks = counted(two, "solrl_worker_chunks_total")
-    assert all(chunks[name] > 0 for name in ("ray:0", "ray:1"))
-    assert [worker["name"] for worker in two.client.get("/v1/status").json()["service"]["workers"]] == [
-        "ray:0",
-        "ray:1",
-    ]
-
-
-def test_adapters_can_be_changed(service: RunningService, two: RunningService, layout: Layout) -> None:
-    assert_adapters_can_be_changed(service, two, layout)
-
-
-def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(
-    service: RunningService, two: RunningService
-) -> None:
-    assert_finished_with_the_same_bits(service, two, actors)
-    assert "worker ray:0 died: " in two.log.read_text()
-
-
-def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
-    with engine_of(paced, "ray:1") as engine:
-        assert_cancelled_within_a_step(engine, tmp_path / "steps")
-
-
-def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
-    with engine_of(stopped, "ray:1", live_timeout=5.0) as engine:
-        assert_replaced_once_stopped(engine, tmp_path / "stopped")
+pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
-"""Workers in processes of their own: the same bits as one in the service's process, also when they are killed."""
+"""Workers in processes or as Ray actors: the same bits as one in the service's process, also when they are killed."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
@@ -17,42 +21,81 @@ from solrl_rollout.engine.workers.process import ProcessConnection, memory_file
 from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD
+from tests.services.fake_backend import REWARD, chunk, job, pinged, scored
+from tests.services.reward_servers import until
 from tests.services.unfit_backends import lethal, missing, noted, paced, sleepy, stopped
-from tests.services.worker_helpers import (
-    assert_adapters_can_be_changed,
-    assert_cancelled_within_a_step,
-    assert_finished_with_the_same_bits,
-    assert_gone,
-    assert_replaced_once_stopped,
-    counted,
-    engine_of,
-    groups,
-    one_thread,
-    wait_until_both_serve,
-)
-from tests.support.service_helpers import Layout, RunningService, rollout_request, running_service
+from tests.support.service_helpers import Layout, RunningService, adapter_file, rollout_request, running_service
 from tests.support.small_model import small_model
 
 SDE = {"kind": "flow", "eta": 0.8, "first": 1}
 
 
+ON_RAY = pytest.param("ray:2", marks=[pytest.mark.slow, pytest.mark.release])
+
+
 @pytest.fixture(scope="module")
 def one() -> Iterator[RunningService]:
-    with one_thread(), running_service(model=small_model()) as running:
+    with running_service(model=small_model()) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[RunningService]:
-    with one_thread(), running_service("--workers", "2", model=small_model()) as running:
+@pytest.fixture(scope="module", params=["2", ON_RAY])
+def two(request: pytest.FixtureRequest) -> Iterator[RunningService]:
+    """A service with two worker processes, or two actors on Ray."""
+    on_ray = request.param == "ray:2"
+    if on_ray:
+        request.getfixturevalue("ray_cluster")
+    flags, ends_with = ("--workers", request.param, "--device", "cpu"), -signal.SIGKILL if on_ray else 0
+    with running_service(*flags, model=small_model(), ends_with=ends_with) as running:
         yield running
+        if on_ray:
+            running.process.kill()
+            assert_gone(workers_of(running))
 
 
-def children(service: RunningService) -> list[int]:
-    """The service's worker processes."""
+PROCESSES = pytest.mark.parametrize("two", ["2"], indirect=True)
+
+
+def workers_of(service: RunningService) -> list[int]:
+    """The newest process of each worker."""
+    if actors := dict(re.findall(r"worker (ray:\d) is process (\d+) on node", service.log.read_text())):
+        return [int(actors[name]) for name in ("ray:0", "ray:1")]
     files = Path(f"/proc/{service.process.pid}/task").glob("*/children")
     return [int(child) for file in files for child in file.read_text().split()]
+
+
+@contextlib.contextmanager
+def engine_of(load_backend: Any, workers: int | str = 2, **settings: Any) -> Iterator[Engine]:
+    """An engine that is not started, with workers in processes of their own, on a CPU."""
+    own, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=workers, **settings), RolloutMetrics()
+    engine = Engine(own, metrics, make_workers(own, metrics, load_backend))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def assert_gone(pids: list[int]) -> None:
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def groups(service: RunningService, **request: Any) -> Any:
+    """The groups of an answer."""
+    return service.rollout(**request)["groups"]
+
+
+def counted(service: RunningService, name: str) -> dict[str, float]:
+    """A metric by worker."""
+    families = text_string_to_metric_families(service.client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return {sample.labels["worker"]: sample.value for sample in samples if sample.name == name}
+
+
+def wait_until_both_serve(service: RunningService) -> None:
+    while (ready := service.client.get("/health/ready").json()) != {"status": "ready", "workers": 2, "serving": 2}:
+        # While both are loaded again, it is a problem.
+        assert ready.get("workers") == 2 or ready["type"].endswith("engine-stalled")
+        time.sleep(0.2)
 
 
 def test_both_workers_together_host_the_same_model(one: RunningService, two: RunningService) -> None:
@@ -75,13 +118,23 @@ def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningS
     theirs = groups(two, **asked, **plan)
     assert theirs == groups(one, **asked, **plan)
     after = counted(two, "solrl_worker_chunks_total")
-    assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
+    assert len(after) == 2
+    assert all(after[name] > before.get(name, 0) for name in after)
 
 
 def test_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
-    assert_adapters_can_be_changed(one, two, layout)
+    for service in (one, two):
+        assert service.push("several", 0, adapter_file(layout, 1)).is_success
+        assert service.push("several", 1, adapter_file(layout, 2), parent=0).is_success
+    base = groups(two, count=48)
+    first, second, again = (groups(two, count=48, adapter=("several", version)) for version in (0, 1, 0))
+    assert first == again == groups(one, count=48, adapter=("several", 0))
+    assert second == groups(one, count=48, adapter=("several", 1))
+    assert base == groups(two, count=48) == groups(one, count=48)
+    assert len({json.dumps(found) for found in (base, first, second)}) == 3
 
 
+@PROCESSES
 def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(two: RunningService) -> None:
     endless = two.send(rollout_request(count=4096, steps=200), accept=STREAM_MEDIA_TYPE)
     endless.socket.sendall(endless.rest)
@@ -93,27 +146,67 @@ def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(tw
     assert two.client.get("/v1/status").json()["queue"]["candidates"] == 0
 
 
-@pytest.mark.release
-def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
-    with engine_of(paced) as engine:
-        assert_cancelled_within_a_step(engine, tmp_path / "steps")
+@pytest.fixture(params=["2", "ray:1"])
+def workers(request: pytest.FixtureRequest) -> Any:
+    """The setting for worker processes, and for an actor on Ray."""
+    if request.param == "ray:1":
+        request.getfixturevalue("ray_cluster")
+    return request.param
 
 
 @pytest.mark.release
-def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
-    with engine_of(stopped, live_timeout=5.0) as engine:
-        assert_replaced_once_stopped(engine, tmp_path / "stopped")
+def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(workers: Any, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    steps.touch()
+    with engine_of(paced, workers) as engine:
+        engine.start().result(600)
+        endless = chunk(job(steps=200), str(steps))
+        engine.scheduler.submit([endless])
+        while not steps.stat().st_size:
+            time.sleep(0.01)
+        engine.cancel(endless.job)
+        pinged(engine)  # sent after it, and answered between two steps
+        taken = steps.stat().st_size
+        with pytest.raises(ProblemError):
+            endless.result.result(600)
+        assert steps.stat().st_size == taken < 200
+
+
+@pytest.mark.release
+def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(workers: Any, tmp_path: Path) -> None:
+    note = tmp_path / "stopped"
+    with engine_of(stopped, workers, live_timeout=5.0) as engine:
+        engine.start().result(600)
+        held = chunk(job(), str(note))
+        assert len(scored(engine, held).rewards[REWARD]) == 4
+        assert_gone([int(note.read_text())])
+        assert held.losses == 1
+        pinged(engine)
 
 
 @pytest.mark.slow
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
-    assert_finished_with_the_same_bits(one, two, children)
-    assert re.search(r"worker cpu:\d died: signal SIGKILL", two.log.read_text())
+    """Another process takes its place."""
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 5}
+    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
+    chunks, before = counted(two, "solrl_worker_chunks_total"), workers_of(two)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(groups, two, **asked)
+        while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
+            time.sleep(0.1)
+        os.kill(before[0], signal.SIGKILL)
+        assert answer.result() == groups(one, **asked)
+    wait_until_both_serve(two)
+    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
+    after = workers_of(two)
+    assert (len(after), before[0] in after, before[1] in after) == (2, False, True)
+    assert re.search(r"worker (cpu:\d died: signal SIGKILL|ray:0 died: )", two.log.read_text())
 
 
+@PROCESSES
 def test_after_a_signal_both_workers_finish_accepted_work(two: RunningService) -> None:
     """The last test with this service."""
-    workers, said = children(two), two.log.read_text()
+    workers, said = workers_of(two), two.log.read_text()
     accepted = two.send(rollout_request(count=240, steps=2))
     assert two.client.get("/health/live").status_code == 200  # by now, the request has been read
     for process in (two.process.pid, *workers):  # as Ctrl-C reaches all of them
@@ -135,8 +228,8 @@ def test_a_worker_ends_with_its_front() -> None:
 
 @pytest.mark.release
 def test_workers_end_when_the_service_is_killed() -> None:
-    with one_thread(), running_service("--workers", "2", ends_with=-signal.SIGKILL) as service:
-        workers = children(service)
+    with running_service("--workers", "2", ends_with=-signal.SIGKILL) as service:
+        workers = workers_of(service)
         service.send(rollout_request(count=480, steps=100)).socket.close()
         service.process.kill()
         assert_gone(workers)
