@@ -58,39 +58,6 @@ class AnswerCheck:
         Raises:
             ProblemError: 409 `served-differently`, naming the field; 422 `digest-mismatch`, for another fingerprint.
         """
-        self._check_served(served)
-        if self.served is not None and served != self.served:
-            raise ProblemError(
-                ProblemKind.SERVED_DIFFERENTLY,
-                f"the service at {self._url} serves the groups of one answer differently",
-                where="served",
-                got=served.model_dump(mode="json"),
-                expected=self.served.model_dump(mode="json"),
-                action="it was restarted with other settings, or replicas differ: use equal settings, then resume",
-            )
-        self.served = served
-
-    def group(self, group: RolloutGroup) -> None:
-        """Check a group's seeds and rewards against the request, and its scores against the weighted sums.
-
-        Raises:
-            ProblemError: 409 `served-differently`, naming the field.
-        """
-        name = f"group {group.prompt_id!r}: "
-        self._require(name + "seeds", group.seeds, self._seeds[group.prompt_id])
-        self._require(name + "rewards", sorted(group.rewards), sorted(spec.name for spec in self._request.rewards))
-        self._check_scores(name, group)
-
-    def _check_scores(self, name: str, group: RolloutGroup) -> None:
-        for label, values in {"scores": group.scores, **group.rewards}.items():
-            self._require(f"{name}{label}: number of values", len(values), len(group.seeds))
-        for place, score in enumerate(group.scores):
-            parts = [spec.weight * group.rewards[spec.name][place] for spec in self._request.rewards]
-            total = math.fsum(parts)
-            if not abs(score - total) <= _SUM_ROUNDING * math.fsum(map(abs, parts)) + _SUM_FLOOR:
-                self._require(f"{name}scores[{place}]", score, f"{total}, the weighted sum of the candidate's rewards")
-
-    def _check_served(self, served: Served) -> None:
         request = self._request
         self._require("served.model", served.model, request.model)
         self._require("served.adapter", _plain(served.adapter), _plain(request.adapter))
@@ -111,6 +78,33 @@ class AnswerCheck:
                 expected=self._fingerprint,
                 action="start it with the same model, revision and rewards as before, then resume",
             )
+        if self.served is not None and served != self.served:
+            raise ProblemError(
+                ProblemKind.SERVED_DIFFERENTLY,
+                f"the service at {self._url} serves the groups of one answer differently",
+                where="served",
+                got=served.model_dump(mode="json"),
+                expected=self.served.model_dump(mode="json"),
+                action="it was restarted with other settings, or replicas differ: use equal settings, then resume",
+            )
+        self.served = served
+
+    def group(self, group: RolloutGroup) -> None:
+        """Check a group's seeds and rewards against the request, and its scores against the weighted sums.
+
+        Raises:
+            ProblemError: 409 `served-differently`, naming the field.
+        """
+        name = f"group {group.prompt_id!r}: "
+        self._require(name + "seeds", group.seeds, self._seeds[group.prompt_id])
+        self._require(name + "rewards", sorted(group.rewards), sorted(spec.name for spec in self._request.rewards))
+        for label, values in {"scores": group.scores, **group.rewards}.items():
+            self._require(f"{name}{label}: number of values", len(values), len(group.seeds))
+        for place, score in enumerate(group.scores):
+            parts = [spec.weight * group.rewards[spec.name][place] for spec in self._request.rewards]
+            total = math.fsum(parts)
+            if not abs(score - total) <= _SUM_ROUNDING * math.fsum(map(abs, parts)) + _SUM_FLOOR:
+                self._require(f"{name}scores[{place}]", score, f"{total}, the weighted sum of the candidate's rewards")
 
     def _require(self, where: str, got: Any, expected: Any) -> None:
         if got != expected:

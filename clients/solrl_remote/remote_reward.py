@@ -245,13 +245,12 @@ class RemoteReward(HttpReward):
             return RewardError(self._name, f"failed at {self.at}: {problem.detail}")
         if problem.kind == ProblemKind.INVALID_REQUEST:  # of this request, whenever it is sent
             return RewardError(self._name, f"was refused by {self.at}: {problem}")
-        advice = f"; {self._token_advice()}" if problem.status in (401, 403) else ""
+        advice = ""
+        if problem.status in (401, 403) and self._sends_token:
+            advice = f"; the token is in {TOKEN}, or in {TOKEN}_PATH's file"
+        elif problem.status in (401, 403):
+            advice = "; no token is sent to a server that a run brings, so start it without a token file"
         fault = f"answered {problem.status} ({problem.title}: {problem.detail}{advice})"
         if connected or problem.status in _TEMPORARY:
             return self._temporary(fault, error.retry_after)
         return self._unavailable(fault)
-
-    def _token_advice(self) -> str:
-        if self._sends_token:
-            return f"the token is in {TOKEN}, or in {TOKEN}_PATH's file"
-        return "no token is sent to a server that a run brings, so start it without a token file"

@@ -21,10 +21,6 @@ class FairShare(Generic[Key]):
         self._new_flows: dict[Key, None] = {}
         self._clock = 0.0
 
-    def __len__(self) -> int:
-        """Number of keys that wait or have debt."""
-        return len(self._spent)
-
     def __contains__(self, key: Key) -> bool:
         """Whether a key waits or has debt."""
         return key in self._spent

@@ -21,7 +21,7 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import process, remote
-from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
+from solrl_rollout.engine.workers.encoding import HOSTED, Header, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.process import memory_file
 from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
@@ -54,7 +54,8 @@ class Process:
         self.ended = False
         self.held: list[int] = []
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
-        self.hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
+        hosted = LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()
+        self.hosted = HOSTED.dump_python(hosted, mode="json")
 
     def publish(self, adapter: Adapter) -> Adapter:
         return adapter

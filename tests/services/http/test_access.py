@@ -2,17 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI
-from solrl_http.access import AccessControl, access, access_rules
+from fastapi import APIRouter
+from solrl_http.access import access, access_rules
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_reward.app import create_app as create_reward_app
-from solrl_reward.settings import RewardSettings
 from solrl_rollout.cli import main
 from solrl_rollout.http.app import create_app
 from solrl_rollout.openapi import document
@@ -98,38 +94,6 @@ def test_the_service_does_not_start_with_a_route_without_declared_access() -> No
 
     with pytest.raises(RuntimeError, match="/v1/surprise declares no access"):
         access_rules(router.routes)
-
-
-def reachable(routes: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """Method and path of all that a router reaches; FastAPI nests included routers from 0.137 on."""
-    for route in routes:
-        if nested := getattr(route, "effective_route_contexts", None):
-            yield from reachable(nested())
-            continue
-        # A plain route of Starlette has its whole path in the copy that its router makes of it.
-        place = getattr(route, "starlette_route", None) or route
-        yield from ((method, place.path) for method in place.methods - {"HEAD"})
-
-
-def ruled(app: FastAPI) -> set[tuple[str, str]]:
-    """Method and path of the rules of access control, which the application must have exactly once."""
-    (control,) = (one for one in app.user_middleware if one.cls is AccessControl)
-    return {(rule.method, rule.path) for rule in control.kwargs["rules"]}
-
-
-@pytest.mark.parametrize("made", [lambda: create_app(RolloutSettings()), lambda: create_reward_app(RewardSettings())])
-def test_every_route_has_a_rule_however_deep_it_is_nested(made: Callable[[], FastAPI]) -> None:
-    app = made()
-    assert set(reachable(app.routes)) == ruled(app)
-    inner, outer = APIRouter(prefix="/inner"), APIRouter(prefix="/outer")
-
-    @inner.post("/surprise")
-    async def surprise() -> str:
-        return "open"
-
-    outer.include_router(inner)
-    app.include_router(outer, prefix="/v1")
-    assert set(reachable(app.routes)) - ruled(app) == {("POST", "/v1/outer/inner/surprise")}
 
 
 @pytest.mark.anyio

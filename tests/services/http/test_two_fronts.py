@@ -1,9 +1,7 @@
 """Two services on one Redis: what happens at one is seen at the other at once."""
 
-import asyncio
 from collections.abc import Iterator
 
-import httpx
 import pytest
 import redis
 from tests.services.iteration_helpers import report, tell
@@ -84,9 +82,6 @@ def test_curves_of_one_front_are_on_the_page_of_the_other(fronts: Fronts, layout
     assert curve(there, "curve") == ([0], [0.7])
 
 
-READERS = 200
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with running_redis("never") as running:
@@ -102,21 +97,6 @@ def service(server: RedisServer, layout: Layout) -> Iterator[RunningService]:
             assert tell(running, run, report(0)).status_code == 204
         yield running
         assert "Traceback" not in running.log.read_text()
-
-
-async def get_at_once(url: str, count: int) -> list[httpx.Response]:
-    """`count` answers, each on a connection of its own and asked for at the same moment."""
-    limits = httpx.Limits(max_connections=count)
-    async with httpx.AsyncClient(limits=limits, timeout=600) as client:
-        return await asyncio.gather(*(client.get(url) for _ in range(count)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["/v1/runs", "/v1/status"])
-def test_all_of_many_readers_are_answered(service: RunningService, path: str) -> None:
-    answers = asyncio.run(get_at_once(service.url + path, READERS))
-    assert [answer.status_code for answer in answers] == [200] * READERS
-    assert all([run["run"] for run in answer.json()["runs"]] == ["run-a", "run-b"] for answer in answers)
 
 
 def test_garbage_of_one_run_hides_no_other(service: RunningService, server: RedisServer) -> None:

@@ -169,9 +169,6 @@ class FairQueue:
         """A tenant's chunks, each run's in order."""
         return [chunk for chunks in self._waiting.get(tenant, {}).values() for chunk in chunks]
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
     def _add(self, chunk: Chunk, *, first: bool = False) -> None:
         """Insert a chunk at the front (`first`) or back of its run's queue."""
         tenant, run = chunk.tenant, chunk.run

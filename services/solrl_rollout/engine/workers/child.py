@@ -23,7 +23,7 @@ from solrl_http import logs
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
+from solrl_rollout.engine.workers.encoding import HOSTED, Header, decode_chunk, encode_error, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.process import Messages
 from solrl_rollout.engine.workers.worker import ChunkQueue
@@ -146,7 +146,7 @@ class Child(ChunkQueue):
             self._send({"is": "unloadable", "error": type(error).__name__, "text": str(error)})
             return
         try:
-            self._send({"is": "loaded", "hosted": [encode_hosted(one) for one in self._hosted], **self._state()})
+            self._send({"is": "loaded", "hosted": HOSTED.dump_python(self._hosted, mode="json"), **self._state()})
             self._worker.run(self)
         except BaseException:
             logger.exception("the worker's thread died")

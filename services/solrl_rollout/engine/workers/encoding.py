@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load, save
-from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
@@ -19,13 +19,12 @@ from solrl_rollout.engine.scored_group import image_file
 from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
 
 _SIZE = struct.Struct("!Q")
 _JOB = ("tenant", "run", "model", "precision", "rewards", "external_rewards", "images")
 _SCORED = ("switched", "switch", "generate", "reward", "server_seconds")
-_HOSTED = ("default_precision", "device")
-"""Fields that cross as they are, of a job, a finished chunk and a hosted model."""
+"""Fields that cross as they are, of a job and of a finished chunk."""
+HOSTED: TypeAdapter[list[HostedModel]] = TypeAdapter(list[HostedModel])
 
 
 def encode_message(header: Header, body: bytes = b"") -> bytes:
@@ -62,7 +61,8 @@ def decode_chunk(header: Header) -> Chunk:
 
 def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
     """A finished chunk, its images compressed."""
-    tensors = {f"reward.{name}": values.contiguous() for name, values in scored.rewards.items()}
+    # Cloned, because safetensors refuses tensors that share memory.
+    tensors = {f"reward.{name}": values.clone().contiguous() for name, values in scored.rewards.items()}
     images = None if scored.images is None else [image_file(image) for image in scored.images]
     for i, image in enumerate(images or ()):
         tensors[f"image.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
@@ -72,11 +72,11 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
         "elapsed": time.monotonic() - scored.started_at,
         "times": {name: one.model_dump() for name, one in scored.times.items()},
     }
-    return header, _save(tensors)
+    return header, save(tensors)
 
 
 def decode_scored(header: Header, body: bytes) -> ScoredChunk:
-    tensors = _load(body)
+    tensors = load(body)
     images = header["images"]
     return ScoredChunk(
         **{name: header[name] for name in _SCORED},
@@ -95,33 +95,5 @@ def decode_error(problem: Header, retry_after: float | None) -> ProblemError:
     return ProblemError(Problem.model_validate(problem), retry_after=retry_after)
 
 
-def encode_hosted(hosted: HostedModel) -> Header:
-    return _plain(hosted, _HOSTED) | {
-        "info": hosted.info.model_dump(mode="json"),
-        "adapter_layout": {module: list(shape) for module, shape in hosted.adapter_layout.items()},
-        "remote_rewards": sorted(hosted.remote_rewards),
-    }
-
-
-def decode_hosted(header: Header) -> HostedModel:
-    return HostedModel(
-        **{name: header[name] for name in _HOSTED},
-        info=ModelInfo.model_validate(header["info"]),
-        adapter_layout={module: (outs, ins) for module, (outs, ins) in header["adapter_layout"].items()},
-        remote_rewards=frozenset(header["remote_rewards"]),
-    )
-
-
 def _plain(record: object, fields: Sequence[str]) -> Header:
     return {name: getattr(record, name) for name in fields}
-
-
-def _save(tensors: Tensors) -> bytes:
-    # Cloned, because safetensors refuses tensors that share memory.
-    saved: bytes = save({name: tensor.clone() for name, tensor in tensors.items()}) if tensors else b""
-    return saved
-
-
-def _load(body: bytes) -> Tensors:
-    loaded: Tensors = load(body) if body else {}
-    return loaded

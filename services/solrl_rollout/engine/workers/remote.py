@@ -17,7 +17,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
-from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
+from solrl_rollout.engine.workers.encoding import HOSTED, Header, decode_error, decode_scored, encode_chunk
 from solrl_rollout.engine.workers.worker import ChunkQueue, WorkerDiedError
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -291,7 +291,7 @@ class RemoteWorker:
         match header["is"]:
             case "loaded":
                 self._note(header)
-                self._loaded.set_result(list(map(decode_hosted, header["hosted"])))
+                self._loaded.set_result(HOSTED.validate_python(header["hosted"]))
             case "unloadable":
                 kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSError}
                 self._loaded.set_exception(kinds.get(header["error"], RuntimeError)(header["text"]))

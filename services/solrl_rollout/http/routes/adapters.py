@@ -17,7 +17,7 @@ from solrl_proto.adapters import (
 from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.http.routes.common import ServiceDep
+from solrl_rollout.http.routes import ServiceDep
 
 router = APIRouter(prefix="/v1/runs", tags=["adapters"], responses=PROBLEMS)
 

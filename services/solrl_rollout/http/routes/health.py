@@ -8,7 +8,7 @@ from solrl_http.access import access
 from solrl_http.routes.common import PROBLEMS
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.http.routes.common import ServiceDep
+from solrl_rollout.http.routes import ServiceDep
 from solrl_rollout.service import Service
 from solrl_rollout.store.errors import StoreUnavailableError
 

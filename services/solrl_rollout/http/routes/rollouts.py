@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from solrl_rollout.engine.rollout import RolloutHandle
-from solrl_rollout.http.routes.common import ServiceDep
+from solrl_rollout.http.routes import ServiceDep
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS)
 

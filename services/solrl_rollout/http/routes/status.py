@@ -34,7 +34,7 @@ from solrl_proto.status import (
 )
 
 from solrl_rollout.engine.work import Chunk
-from solrl_rollout.http.routes.common import ServiceDep
+from solrl_rollout.http.routes import ServiceDep
 from solrl_rollout.service import Service
 from solrl_rollout.status.curves import detail, evaluations, settings
 from solrl_rollout.store.errors import CorruptError, RunNotFoundError
