@@ -16,7 +16,7 @@ REWARDS: Registry[Any] = Registry(
         "imagereward": "solrl_core.rewards.imagereward:ImageReward",
         "motion": "solrl_core.rewards.motion:Motion",
         "ocr": "solrl_core.rewards.ocr:Ocr",
-        "pickscore": "solrl_core.rewards.pickscore:PickScore",
+        "pickscore": "solrl_core.rewards.clipscore:PickScore",
     },
     wrong=lambda reward: None if callable(reward) else "a function of images, prompts and metadata, or a class of such",
 )

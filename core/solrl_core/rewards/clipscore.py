@@ -1,4 +1,7 @@
-"""CLIPScore: logits_per_image / 100 of a CLIP model. Source: the FlowGRPO and DiffusionNFT reward servers."""
+"""CLIPScore, logits_per_image / 100 of a CLIP model, and PickScore.
+
+Source: the FlowGRPO and DiffusionNFT reward servers.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -6,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from solrl_core.rewards.clip import ClipReward
-from solrl_core.rewards.images import Normalize, short_side_then_centre
+from solrl_core.rewards.images import Normalize, as_pil, short_side_then_centre
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
@@ -75,3 +78,27 @@ class ClipScore(ClipReward):
     def _score(self, cosines: Tensor) -> Tensor:
         scale: Tensor = self._model.logit_scale.float().exp()
         return cosines * scale / self.divisor
+
+
+class PickScore(ClipScore):
+    """Scores with a CLIP tuned on human preferences; 8-bit images go through transformers' image processor.
+
+    It takes the arguments of `ClipScore`. By default, the processor is `model` if that is a folder, else the published
+    one. Its score is exp(logit_scale) · cosine / 26.
+
+    Source: Kirstain et al. 2023 (arXiv 2305.01569) and its reward servers.
+    """
+
+    parameters = 986_109_775
+    divisor = 26
+    _model_id = "yuvalkirstain/PickScore_v1"
+    _processor_id = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+    def _preprocess_by(self, processor: Any) -> str:
+        self._processor = processor
+        description: str = processor.to_json_string()
+        return description
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        pixels: Tensor = self._processor(images=as_pil(images), return_tensors="pt").pixel_values
+        return pixels

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 from solrl_core.rewards import clip
 from solrl_core.rewards.aesthetic import CHECKPOINT, REPOSITORY, Aesthetic
-from solrl_core.rewards.clipscore import ClipScore
-from solrl_core.rewards.pickscore import PickScore
+from solrl_core.rewards.clipscore import ClipScore, PickScore
 from tests.core.rewards.reward_helpers import (
     AESTHETIC,
     CLIP,

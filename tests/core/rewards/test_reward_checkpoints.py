@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from solrl_core.rewards.aesthetic import Aesthetic
-from solrl_core.rewards.clipscore import ClipScore
+from solrl_core.rewards.clipscore import ClipScore, PickScore
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.imagereward import ImageReward
-from solrl_core.rewards.pickscore import PickScore
 from tests.core.rewards.reward_helpers import AESTHETIC, CLIP, HPSV2, HPSV3, IMAGEREWARD, Tensors, rewritten
 
 
