@@ -31,11 +31,14 @@ class ModelOptions:
     """Per-model settings from `solrl.json`, next to its model_index.json; None selects the family's default.
 
     Attributes:
-        height, width: size of an image in pixels.
+        height: height of an image in pixels.
+        width: width of an image in pixels.
         frames: frames of a clip, for a model that makes clips; one frame is an image.
         max_sequence_length: number of text tokens.
         complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
-        quantize, keep, keep_max_dim: see `LayerPolicy`.
+        quantize: see `LayerPolicy`.
+        keep: see `LayerPolicy`.
+        keep_max_dim: see `LayerPolicy`.
         rewards: reward name → options of its loader; relative paths start at the folder.
     """
 

@@ -4,8 +4,13 @@ import json
 from pathlib import Path
 
 import torch
-from diffusers import AuraFlowPipeline, AuraFlowTransformer2DModel, FlowMatchEulerDiscreteScheduler
-from tests.core.families.tiny_pipelines import save, t5_tokenizer, tiny_vae
+from diffusers import (
+    AuraFlowPipeline,
+    AuraFlowTransformer2DModel,
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+)
+from tests.core.families.tiny_pipelines import VAE, save, t5_tokenizer
 from transformers import UMT5Config, UMT5EncoderModel
 
 TOKENS = 16
@@ -21,7 +26,7 @@ def write_auraflow(folder: Path) -> Path:
         text_encoder=UMT5EncoderModel(
             UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
         ),
-        vae=tiny_vae(shift_factor=None),
+        vae=AutoencoderKL(**VAE | {"shift_factor": None}),
         transformer=AuraFlowTransformer2DModel(
             sample_size=SIDE // 8,
             num_mmdit_layers=1,

@@ -37,7 +37,8 @@ class PipelineBackbone(ABC):
         transformer: the clean base. A `Generator` copies it and never modifies it.
         device: device of all parts.
         dtype: dtype of the transformer's arithmetic.
-        height, width: default size of an image in pixels.
+        height: default height of an image in pixels.
+        width: default width of an image in pixels.
         frames: frames of a sample: 1 for an image, more for a clip.
         frame_step: frames of a clip for each further one of its latents [C, T, ...]; 0 for a family of images.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
@@ -49,7 +50,9 @@ class PipelineBackbone(ABC):
         one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
             for any.
         parts: the parts that digests cover, by name.
-        quantize, keep, keep_max_dim: the family's `LayerPolicy` at nvfp4; the model's options override it.
+        quantize: patterns of the family's `LayerPolicy` at nvfp4; the model's options override it.
+        keep: patterns of the same policy.
+        keep_max_dim: limit of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
         size: the family's default size; None in it for what the transformer's configuration says.
         patch: latent pixels along the side of one image token; 0 for what the transformer's configuration says.

@@ -11,11 +11,8 @@ from diffusers import (
     AutoencoderKL,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-    ZImagePipeline,
     ZImageTransformer2DModel,
 )
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
@@ -23,18 +20,15 @@ from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
 from solrl_minis.catalog import mini_sd3
 from tests.core.lora_helpers import own_copy
-from tests.support.tiny_skeletons import TINY
+from tests.support.tiny_skeletons import TINY, Parts
 from tests.support.true_shapes import qwen_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
-    CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
     Qwen2Tokenizer,
-    Qwen3Config,
     Qwen3ForCausalLM,
-    T5Config,
     T5EncoderModel,
     T5TokenizerFast,
 )
@@ -86,42 +80,67 @@ def _byte_tokenizer() -> Qwen2Tokenizer:
     )
 
 
-def _clip_config() -> CLIPTextConfig:
+_T5 = {"vocab_size": len(_PIECES), "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+_T5 |= {"is_gated_act": True}
+# Four levels, so that latents are 8 times smaller as in the released models.
+VAE = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+VAE |= {"block_out_channels": (8, 8, 16, 16), "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 4}
+VAE |= {"scaling_factor": 0.7, "shift_factor": 0.1, "use_quant_conv": False, "use_post_quant_conv": False}
+_HEADS = {"attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 64}
+
+
+@cache
+def _models() -> dict[str, tuple[str, Any, Parts]]:
+    """More models in the form of `TINY`; random numbers are drawn in the order of the parts."""
     tokenizer = _clip_tokenizer()
-    return CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        projection_dim=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=77,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
-def _t5() -> T5EncoderModel:
-    return T5EncoderModel(
-        T5Config(vocab_size=len(_PIECES), d_model=64, d_kv=16, d_ff=64, num_layers=1, num_heads=4, is_gated_act=True)
-    )
-
-
-def tiny_vae(shift_factor: float | None = 0.1) -> AutoencoderKL:
-    # Four levels, so that latents are 8 times smaller as in the released models.
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(8, 8, 16, 16),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        scaling_factor=0.7,
-        shift_factor=shift_factor,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
+    clip = {"hidden_size": 32, "intermediate_size": 64, "projection_dim": 32, "num_hidden_layers": 3}
+    clip |= {"num_attention_heads": 2, "max_position_embeddings": 77, "vocab_size": len(tokenizer)}
+    clip |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    vae = (AutoencoderKL, VAE)
+    sd3 = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "num_layers": 2, "caption_projection_dim": 32}
+    sd3 |= {"pooled_projection_dim": 64, "pos_embed_max_size": 16, "dual_attention_layers": (), "qk_norm": None}
+    flux = {"in_channels": 16, "num_layers": 2, "num_single_layers": 3, "pooled_projection_dim": 32}
+    z_image = {"in_channels": 4, "dim": 48, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 3, "n_kv_heads": 3}
+    z_image |= {"cap_feat_dim": 64, "axes_dims": [4, 6, 6], "axes_lens": [128, 16, 16]}
+    qwen3 = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    qwen3 |= {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "vocab_size": len(qwen_tokenizer()),
+    }
+    return TINY | {
+        "sd3": (
+            "StableDiffusion3Pipeline",
+            None,
+            {
+                "transformer": (SD3Transformer2DModel, _HEADS | sd3),
+                "vae": vae,
+                "text_encoder": (CLIPTextModelWithProjection, clip),
+                "text_encoder_2": (CLIPTextModelWithProjection, clip),
+                "text_encoder_3": (T5EncoderModel, _T5),
+            },
+        ),
+        "flux": (
+            "FluxPipeline",
+            None,
+            {
+                "transformer": (FluxTransformer2DModel, _HEADS | flux | {"axes_dims_rope": (4, 6, 6)}),
+                "vae": vae,
+                "text_encoder": (CLIPTextModel, clip),
+                "text_encoder_2": (T5EncoderModel, _T5),
+            },
+        ),
+        "z-image": (
+            "ZImagePipeline",
+            None,
+            {
+                "transformer": (ZImageTransformer2DModel, z_image),
+                "text_encoder": (Qwen3ForCausalLM, qwen3),
+                "vae": vae,
+            },
+        ),
+    }
 
 
 def save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS, **options: int) -> Path:
@@ -144,95 +163,27 @@ def save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS, **o
 
 def write_sd3(folder: Path, *, sd35: bool, dynamic: bool = False) -> Path:
     """A tiny Stable Diffusion 3; `sd35` has normalised queries and keys and dual attention, as 3.5 Medium."""
-    torch.manual_seed(0)
-    transformer = SD3Transformer2DModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        caption_projection_dim=32,
-        pooled_projection_dim=64,
-        pos_embed_max_size=16,
-        dual_attention_layers=(0,) if sd35 else (),
-        qk_norm="rms_norm" if sd35 else None,
-    )
-    pipeline = StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=dynamic),
-        vae=tiny_vae(),
-        text_encoder=CLIPTextModelWithProjection(_clip_config()),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=CLIPTextModelWithProjection(_clip_config()),
-        tokenizer_2=_clip_tokenizer(),
-        text_encoder_3=_t5(),
-        tokenizer_3=t5_tokenizer(),
-    )
-    return save(pipeline, folder)
+    changes = {"transformer": {"dual_attention_layers": (0,), "qk_norm": "rms_norm"} if sd35 else {}}
+    clip = _clip_tokenizer()
+    tokenizers = {"tokenizer": clip, "tokenizer_2": clip, "tokenizer_3": t5_tokenizer()}
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=dynamic)
+    return save(_made("sd3", changes, scheduler=scheduler, **tokenizers), folder)
 
 
 def write_flux(folder: Path, *, dev: bool) -> Path:
     """A tiny FLUX.1; `dev` is guidance-distilled with a dynamic shift, the other, like schnell, neither."""
-    torch.manual_seed(0)
-    transformer = FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=32,
-        guidance_embeds=dev,
-        axes_dims_rope=(4, 6, 6),
-    )
-    pipeline = FluxPipeline(
-        transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if dev else 1.0, use_dynamic_shifting=dev),
-        vae=tiny_vae(),
-        text_encoder=CLIPTextModel(_clip_config()),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=_t5(),
-        tokenizer_2=t5_tokenizer(),
-    )
-    return save(pipeline, folder)
+    changes = {"transformer": {"guidance_embeds": dev}}
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0 if dev else 1.0, use_dynamic_shifting=dev)
+    tokenizers = {"tokenizer": _clip_tokenizer(), "tokenizer_2": t5_tokenizer()}
+    return save(_made("flux", changes, scheduler=scheduler, **tokenizers), folder)
 
 
 def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
     """A tiny Z-Image, whose text encoder is stored as a whole language model, as in the published folder."""
-    torch.manual_seed(0)
-    transformer = ZImageTransformer2DModel(
-        in_channels=4,
-        dim=48,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=3,
-        n_kv_heads=3,
-        cap_feat_dim=64,
-        axes_dims=[4, 6, 6],
-        axes_lens=[128, 16, 16],
-    )
-    tokenizer = qwen_tokenizer()
-    language = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            tie_word_embeddings=True,
-        )
-    )
-    pipeline = ZImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0, use_dynamic_shifting=dynamic),
-        vae=tiny_vae(),
-        text_encoder=language.model,
-        tokenizer=tokenizer,
-        transformer=transformer,
-    )
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0, use_dynamic_shifting=dynamic)
+    pipeline = _made("z-image", {}, scheduler=scheduler, tokenizer=qwen_tokenizer())
+    language = pipeline.text_encoder
+    pipeline.register_modules(text_encoder=language.model)
     save(pipeline, folder, QWEN_TOKENS)
     language.save_pretrained(folder / "text_encoder")
     return folder
@@ -242,32 +193,32 @@ def write_wan(folder: Path, *, residual: bool = False) -> Path:
     """A tiny Wan2.1; `residual` has the autoencoder and the times of each token of Wan2.2's 5B."""
     own = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
     changes = {"transformer": {"num_layers": 2}, "vae": own if residual else {}}
-    return save(_made("wan", t5_tokenizer(), changes, expand_timesteps=residual), folder, frames=FRAMES)
+    return save(_made("wan", changes, tokenizer=t5_tokenizer(), expand_timesteps=residual), folder, frames=FRAMES)
 
 
 def write_qwen_image(folder: Path) -> Path:
     """A tiny Qwen-Image."""
-    return save(_made("qwen-image", _byte_tokenizer(), {"transformer": {"num_layers": 2}}), folder)
+    return save(_made("qwen-image", {"transformer": {"num_layers": 2}}, tokenizer=_byte_tokenizer()), folder)
 
 
 def write_flux2_klein(folder: Path, *, distilled: bool = False) -> Path:
     """A tiny FLUX.2 [klein]; `distilled` has no classifier-free guidance."""
     blocks = {"num_layers": 2, "num_single_layers": 2}
-    pipeline = _made("flux2-klein", _byte_tokenizer(), {"transformer": blocks}, is_distilled=distilled)
+    pipeline = _made("flux2-klein", {"transformer": blocks}, tokenizer=_byte_tokenizer(), is_distilled=distilled)
     pipeline.vae.bn.running_mean.normal_()
     pipeline.vae.bn.running_var.uniform_(0.5, 2)
     return save(pipeline, folder)
 
 
-def _made(model: str, tokenizer: Any, changes: dict[str, dict[str, Any]], **settings: Any) -> Any:
-    """The pipeline of a model of `TINY` with random weights and `changes` of its parts' configurations."""
+def _made(model: str, changes: dict[str, dict[str, Any]], **others: Any) -> Any:
+    """The pipeline of a model with random weights, `changes` of its parts' configurations, and `others` arguments."""
     torch.manual_seed(0)
-    pipeline, scheduler, parts = TINY[model]
-    made = {}
+    pipeline, scheduler, parts = _models()[model]
+    made = {"scheduler": scheduler}
     for name, (kind, values) in parts.items():
         values = values | changes.get(name, {})
         made[name] = kind(**values) if hasattr(kind, "load_config") else kind(kind.config_class(**values))
-    return getattr(diffusers, pipeline)(scheduler=scheduler, tokenizer=tokenizer, **made, **settings)
+    return getattr(diffusers, pipeline)(**made | others)
 
 
 def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:
