@@ -1,7 +1,6 @@
 """A run's memory: `solrl-train memory` plans it without weights, and says which blocks recompute on which GPU."""
 
 import copy
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -233,10 +232,9 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
         reward_bytes("nope", {})
 
 
-def test_the_command_prints_what_fits(tmp_path: Path) -> None:
+def test_the_command_prints_what_fits() -> None:
     settings, columns = ("--set", "explore.precision=nvfp4"), 40
-    out = tmp_path / "plans" / "plan.json"
-    done = accepted(main, "memory", *settings, "--gpu", "24", "--out", str(out), COLUMNS=str(columns))
+    done = accepted(main, "memory", *settings, "--gpu", "24", COLUMNS=str(columns))
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns
     text = " ".join(done.stdout.replace("│", " ").split())
@@ -246,11 +244,7 @@ def test_the_command_prints_what_fits(tmp_path: Path) -> None:
     assert "0 of 5 blocks recompute" in text
     assert "not counted: verifier, verifier_graded" in text
     assert " 0.0" not in text
-    written = json.loads(out.read_text())
-    assert written["checkpointed"] == 0
-    assert written["weights"]["explorer"] > 0
-    assert written["gpu"] == 24 * 10**9
-    assert (written["sharded"], written["offloaded"], written["gpus"]) == (False, False, 1)
+    assert "local explorer's generator" in text
     assert "Text encoders stay on the GPU." in text
 
 

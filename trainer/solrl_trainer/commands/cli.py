@@ -75,13 +75,7 @@ def _dispatch(command: Command) -> int:
             from solrl_trainer.commands.demo import demo
 
             with unwinding(signal.SIGINT, signal.SIGTERM):
-                demo(
-                    command.output,
-                    world=command.world,
-                    seed=command.seed,
-                    overrides=command.set,
-                    quiet=command.quiet,
-                )
+                demo(command.output, world=command.world, seed=command.seed, overrides=command.set)
         case Evaluate():
             _evaluate(command, rank_info)
         case Export():
@@ -92,7 +86,7 @@ def _dispatch(command: Command) -> int:
             config = _settings(command).config
             from solrl_trainer.commands.memory import plan
 
-            plan(config, gpu=command.gpu, gpus=command.gpus, out=command.out)
+            plan(config, gpu=command.gpu, gpus=command.gpus)
         case Layout():
             from solrl_trainer.commands.layout import layout
 

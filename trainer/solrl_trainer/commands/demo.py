@@ -82,7 +82,7 @@ the base model, an update needs no velocities of it. Rank fidelity of four group
 WORLDS = {"words": WORDS, "shapes": SHAPES}
 
 
-def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet: bool = False) -> None:
+def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str]) -> None:
     """Start the service, train and stop; print the result.
 
     A ConfigError about settings, a FileExistsError about the folder, or a ValueError about missing packages of the
@@ -106,7 +106,7 @@ def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet
             if chosen is WORDS:
                 from solrl_trainer.commands.demo_words import WordsReporter
 
-                summary = run(config, reporter=WordsReporter(config.iterations, plain=quiet))
+                summary = run(config, reporter=WordsReporter(config.iterations))
             else:
                 summary = run(config)
     if chosen is WORDS:

@@ -43,7 +43,7 @@ NEXT = (
 class WordsReporter(RichReporter):
     """Progress of a run on words: after each version a row of the same held-out words, as RapidOCR reads them.
 
-    A `plain` one has no live line and no colours. `read` reads images uint8 [N, H, W, 3] of one word each instead.
+    `read` reads images uint8 [N, H, W, 3] of one word each instead.
     """
 
     announces = False
@@ -53,10 +53,9 @@ class WordsReporter(RichReporter):
         iterations: int,
         file: TextIO | None = None,
         *,
-        plain: bool = False,
         read: Callable[[torch.Tensor], Sequence[str]] | None = None,
     ) -> None:
-        super().__init__(iterations, file, plain=plain)
+        super().__init__(iterations, file)
         room = (self._console.width - _LABEL - _SHARE) // _CELL
         self._words = max(1, min(_MOST, room))
         self._read = read or Ocr(line=True).read

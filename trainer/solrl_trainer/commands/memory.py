@@ -1,9 +1,7 @@
 """`solrl-train memory`: the GPU memory of a run, planned from its settings and the model's configurations."""
 
-import json
 import sys
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from rich.console import Console
@@ -17,7 +15,6 @@ from solrl_proto.identifiers import Precision
 
 from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, plan_run, reward_sizes
 from solrl_trainer.policy.sharding import SHARDED
-from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 
 _ASSUMED_GB = 80.0
@@ -38,13 +35,10 @@ _TRAINING = {
 }
 
 
-def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -> None:
-    """Print the plan; with `out`, also write it as JSON.
+def plan(config: RunConfig, *, gpu: float | None, gpus: int) -> None:
+    """Print the plan of `gpus` GPUs, each with one rank and `gpu` · 10⁹ bytes; None: those of this machine's GPU.
 
-    Each of `gpus` GPUs has one rank and `gpu` · 10⁹ bytes; by default those of this machine's GPU.
-
-    Raises:
-        ValueError, OSError: model or reward is unknown, or the model's configurations cannot be read.
+    An unknown model or reward is a ValueError, a model whose configurations cannot be read an OSError.
     """
     if gpu is not None and gpu <= 0:
         raise ValueError(f"got --gpu {gpu:g}; expected the GPU's memory in GB, such as 80")
@@ -66,13 +60,6 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
     console.print(_common_gpus(planned))
     for remark in _remarks(config, planned, fastest):
         console.print(remark)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figures = {"total": planned.total(layout), "phases": planned.phases(layout)}
-        content = asdict(planned) | {"gpu": size, "gpus": gpus, "wanted": asdict(planned.settings)} | figures
-        content |= asdict(layout) | {"weights": planned.resident_weights(layout)}
-        del content["settings"]
-        write_file(out, json.dumps(content, indent=1) + "\n")
 
 
 def _gpu(gigabytes: float | None) -> tuple[int, Precision]:

@@ -70,8 +70,6 @@ class Demo:
     """Seed of the run."""
     set: Overrides = ()
     """A setting, key=value with the value in YAML. May be given more than once."""
-    quiet: bool = False
-    """Only plain lines, as without a terminal."""
 
 
 @dataclass
@@ -154,8 +152,6 @@ class Memory(SettingsCommand):
     """Memory of the GPU, 10⁹ bytes each as vendors count."""
     gpus: int = 1
     """Number of GPUs that train the run together; each is planned."""
-    out: Annotated[Path | None, _shown("FILE", "none")] = None
-    """Also write the plan as JSON to this file."""
 
 
 @dataclass

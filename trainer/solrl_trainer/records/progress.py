@@ -51,12 +51,12 @@ class _Remaining(ProgressColumn):
 
 
 class RichReporter(LiveLine):
-    """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere, or everywhere if it is `plain`."""
+    """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere."""
 
     announces = True
     """Whether plain lines say what is measured."""
 
-    def __init__(self, iterations: int, file: TextIO | None = None, *, plain: bool = False) -> None:
+    def __init__(self, iterations: int, file: TextIO | None = None) -> None:
         super().__init__(
             SpinnerColumn(),
             TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
@@ -65,7 +65,6 @@ class RichReporter(LiveLine):
             TimeElapsedColumn(),
             _Remaining(),
             file=file,
-            plain=plain,
         )
         self._iterations = iterations
         self._printed = 0

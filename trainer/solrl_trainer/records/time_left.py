@@ -45,15 +45,11 @@ class TimeLeft:
 class LiveLine:
     """Output of a command on stderr: a live line in a terminal, which disappears at the end, and lines of text.
 
-    A `quiet` one shows nothing, as on ranks other than the first; a `plain` one only lines without colours.
+    A `quiet` one shows nothing, as on ranks other than the first.
     """
 
-    def __init__(
-        self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False, plain: bool = False
-    ) -> None:
-        terminal = False if plain else None  # None: whether the output is one
-        output = file or sys.stderr
-        self._console = Console(file=output, highlight=False, markup=False, quiet=quiet, force_terminal=terminal)
+    def __init__(self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False) -> None:
+        self._console = Console(file=file or sys.stderr, highlight=False, markup=False, quiet=quiet)
         self._is_live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._is_live)
 
