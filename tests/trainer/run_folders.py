@@ -25,6 +25,7 @@ RESULT: dict[str, Any] = {
     "run": "made-up",
     "trained": {"clipscore": 1.0},
     "iterations": 30,
+    "version": 30,
     "prompts": 128,
     "images": 512,
     "rewards": {

@@ -240,11 +240,11 @@ def test_the_command_prints_what_fits() -> None:
     text = " ".join(done.stdout.replace("│", " ").split())
     for words in ("frozen base", "text encoder", "reward clipscore", "BF16 generator, merged", "largest phase"):
         assert words in text
+    assert "local explorer's" in text
     assert "On a GPU of 24 GB the run fits" in text
     assert "0 of 5 blocks recompute" in text
     assert "not counted: verifier, verifier_graded" in text
     assert " 0.0" not in text
-    assert "local explorer's generator" in text
     assert "Text encoders stay on the GPU." in text
 
 

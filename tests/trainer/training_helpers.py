@@ -14,7 +14,6 @@ from solrl_trainer.memory.run_memory import LayoutSettings
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.rollouts.models import build_policy
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -50,7 +49,8 @@ def sets(*settings: str) -> list[str]:
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A new policy and its optimiser."""
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
-    policy = build_policy(backbone, config, LayoutSettings.of(config, blocks, 1).checkpointed or 0)
+    policy = Policy(backbone, config.lora, config.seed)
+    policy.checkpoint_activations(LayoutSettings.of(config, blocks, 1).checkpointed or 0)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 

@@ -56,11 +56,11 @@ def reference_plan(config: RunConfig, precisions: Sequence[Precision]) -> Plan:
 
 def explored_precisions(precision: RequestedPrecision, device: torch.device) -> list[Precision]:
     """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is requested."""
-
-    def is_explored(candidate: Precision) -> bool:
-        return candidate in ("bf16", precision) or (precision == "auto" and numerics(candidate, device) == "native")
-
-    return list(filter(is_explored, supported_precisions(device)))
+    return [
+        candidate
+        for candidate in supported_precisions(device)
+        if candidate in ("bf16", precision) or (precision == "auto" and numerics(candidate, device) == "native")
+    ]
 
 
 def name(plan: Plan) -> str:

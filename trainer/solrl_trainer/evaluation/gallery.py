@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 
-from solrl_trainer.records.evaluations import STRICT, Verdicts, small_images
+from solrl_trainer.records.evaluations import Verdicts, small_images
 from solrl_trainer.rollouts.image_comparisons import ImageComparison
 from solrl_trainer.run_folder.output_files import write_file
 
@@ -34,7 +34,7 @@ class Gallery:
             [0, 1] until it is saved, then uint8.
         verdicts: on each row's images before and after; None without a reward that gives one.
         explored, regenerated: likewise, one for each of the pairs, with the same seeds.
-        seeds: of each row's images; none in a gallery of an older solrl.
+        seeds: of each row's images.
     """
 
     prompts: Sequence[str]
@@ -79,9 +79,9 @@ def load_gallery(folder: Path) -> Gallery:
         prompts=texts["prompts"],
         before=images["before"],
         after=images["after"],
-        verdicts=None if marks is None else Verdicts(texts.get("marked_by", STRICT[0]), [(a, b) for a, b in marks]),
+        verdicts=None if marks is None else Verdicts(texts["marked_by"], [(a, b) for a, b in marks]),
         pairs=[ImageComparison(**pair) for pair in texts["pairs"]],
         explored=images.get("explored"),
         regenerated=images.get("regenerated"),
-        seeds=texts.get("seeds", ()),
+        seeds=texts["seeds"],
     )

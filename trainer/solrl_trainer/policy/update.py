@@ -145,7 +145,7 @@ class Updater:
             noise = self._data.draw(len(part), shape, generator)
             compute = partial(self._micro_batch, samples, units[part], steps[part], sigmas, noise, len(units))
             if number == 0:
-                again = partial(compute, _discard)
+                again = partial(compute, lambda part, gradient: None)
             if gradients.owns(number):
                 computed.append((number, compute(partial(gradients.add, number))))
             work.finish(len(part))
@@ -258,10 +258,6 @@ def training_pairs(
 def trained_steps(steps: int, fraction: float) -> int:
     """Number of the sampler's steps at which a unit is trained: rounded down, as Sol-RL's code does, but at least 1."""
     return max(1, int(fraction * steps))
-
-
-def _discard(part: int, gradient: Sequence[torch.Tensor]) -> None:
-    """Drop a gradient."""
 
 
 def _summed(parts: Iterable[Mapping[str, float | torch.Tensor]]) -> dict[str, float]:

@@ -23,11 +23,6 @@ class RankInfo:
         """Whether this process is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
-    @property
-    def first_of_node(self) -> int:
-        """Rank of the first process on this node."""
-        return self.rank - self.local_rank
-
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     """The rank by torchrun's variables; without these, of a single process. ValueError: one is missing or no number."""

@@ -135,7 +135,8 @@ class RankRuntime:
         if self._heartbeat is not None and self._heartbeat.has_store:
             with suppress(RuntimeError):  # the machine of rank 0 is gone
                 reason = self._store.compare_set("reason", "", reason if shared else "").decode() or reason
-                prints = self._store.add(f"printed/{self.rank_info.first_of_node}", 1) == 1
+                first_of_node = self.rank_info.rank - self.rank_info.local_rank
+                prints = self._store.add(f"printed/{first_of_node}", 1) == 1
         text = "\n".join(map(printable, reason.splitlines()))
         return f"solrl-train: {text}{self._hint}" if prints else ""
 

@@ -51,11 +51,11 @@ def held_out(folder: Path, version: int) -> HeldOutFigures | None:
     for path in (folder / RESULT, folder / "evaluation" / EVALUATION):
         if path.is_file():
             result = read_json(path)
-            if result.get("version", result.get("iterations")) == version and "prompts" in result:
+            if result["version"] == version:
                 grid = path.with_name(GRID)
-                images = result.get("images") or result["prompts"] * result["seeds"]
                 picture = grid if grid.is_file() else None
                 end = _line(figures.result_end(result))
+                images = result.get("images") or result["prompts"] * result["seeds"]
                 return HeldOutFigures(result["rewards"], result["prompts"], images, picture, end)
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics) if metrics.is_file() else []

@@ -178,7 +178,7 @@ def write_report(folder: Path) -> Path:
     environment.filters |= {
         "duration": figures.duration_text,
         "image": data_uri,
-        "strip": strip_uri,
+        "strip": lambda clip: data_uri(tiled(clip[None], columns=4)[0]),
         "judging": figures.judging_text,
         "label": figures.reward_label,
         "setting": setting_text,
@@ -204,11 +204,6 @@ def data_uri(image: torch.Tensor) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def strip_uri(clip: torch.Tensor) -> str:
-    """Encode four frames of a uint8 [F, 3, H, W] clip, side by side, as a data URI."""
-    return data_uri(tiled(clip[None], columns=4)[0])
-
-
 def _content(run: RunFiles) -> dict[str, Any]:
     config, result, iterations = run.config, run.result, run.iterations
     evaluations, measured = run.latest("evaluation"), run.latest("fidelity")
@@ -219,6 +214,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
     weights, shares = run.weights, _mean_shares(iterations)
     prompts = result["prompts"] if result else 0
     explored_in = iterations[-1]["precision"].upper() if iterations else "explored"
+    arithmetics = {f"{line['precision'].upper()} ({line['numerics']})" for line in iterations}
     totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
         # The other phases come from the metrics, which include the time before a resume.
@@ -240,7 +236,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "ended": figures.result_end(result or {}),
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": config["iterations"],
-        "served": _served_text(iterations) if explores else "",
+        "served": " and ".join(sorted(arithmetics)) if explores else "",
         "rewards": [_reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "shares": shares_text(shares),
         "small": ", ".join(name for name, share in shares.items() if share < SMALL),
@@ -268,12 +264,6 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "settings": _sections(config),
         "reward_text": figures.reward_text,
     }
-
-
-def _served_text(iterations: Sequence[dict[str, Any]]) -> str:
-    """Precisions that actually explored."""
-    kinds = {(line["precision"], line["numerics"]) for line in iterations}
-    return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
 
 
 def _mean_shares(iterations: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -325,19 +315,16 @@ def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def describe_fidelity(line: dict[str, Any], *, candidates: int, keep: int, **_: Any) -> str:
     """Describe a `fidelity` event, `vars(Fidelity)` read from JSON, of a run with these settings of `explore`."""
     spearman, half = line["spearman"], keep // 2
-    # A run of an earlier solrl did not look for ties.
-    best_share, untied = line.get("best_share", 0), (half + 1) / 2
-    top, bottom = line.get("perfect_top", untied), line.get("perfect_bottom", candidates + 1 - untied)
     text = (
         f"Ranking a prompt's candidates by their explored images gives {_words(spearman)} ranking by their BF16 "
         f"images (mean Spearman {spearman:.2f}, where 1 is the same order and 0 is chance). The {half} candidates that "
-        f"the proxy ranks best of {candidates} have a mean true rank of {line['top_rank']:.1f} (perfect {top:.1f}, "
-        f"chance {(candidates + 1) / 2:.1f}); the {half} that it ranks worst have {line['bottom_rank']:.1f} (perfect "
-        f"{bottom:.1f})."
+        f"the proxy ranks best of {candidates} have a mean true rank of {line['top_rank']:.1f} (perfect "
+        f"{line['perfect_top']:.1f}, chance {(candidates + 1) / 2:.1f}); the {half} that it ranks worst have "
+        f"{line['bottom_rank']:.1f} (perfect {line['perfect_bottom']:.1f})."
     )
-    if best_share <= SATURATED:
+    if line["best_share"] <= SATURATED:
         return text
-    return f"{text} Reward saturated: {100 * best_share:.0f} % of a prompt's candidates share its best score."
+    return f"{text} Reward saturated: {100 * line['best_share']:.0f} % of a prompt's candidates share its best score."
 
 
 def _words(spearman: float) -> str:

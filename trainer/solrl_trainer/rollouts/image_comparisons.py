@@ -43,14 +43,11 @@ class ImageComparisons:
 
     def best_and_worst(self, prompts: int) -> "ImageComparisons":
         """The best and the worst pair of each of the first `prompts` prompts."""
-        starts = [i for i, pair in enumerate(self.pairs) if pair.place == "best" and self._begins(i)]
+        # The best pairs of a prompt come first, and the worst last, also before index 0.
+        starts = [i for i, pair in enumerate(self.pairs) if pair.place == "best" and self.pairs[i - 1].place == "worst"]
         ends = [*(start - 1 for start in starts[1:]), len(self.pairs) - 1]
         chosen = [i for bounds in list(zip(starts, ends, strict=True))[:prompts] for i in bounds]
         return ImageComparisons([self.pairs[i] for i in chosen], self.explored[chosen], self.regenerated[chosen], 0.0)
-
-    def _begins(self, i: int) -> bool:
-        """Whether a prompt's pairs begin at `i`: the best come first, and the worst last."""
-        return i == 0 or self.pairs[i - 1].place == "worst"
 
 
 ImagesOf = Callable[[Sequence[PromptItem], Sequence[Sequence[int]], int, int], tuple[torch.Tensor, float]]

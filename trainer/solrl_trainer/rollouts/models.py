@@ -5,12 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from solrl_core.adapter import Adapter, EncodedAdapter, decode_adapter
-from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision.support import fastest_precision
 from solrl_core.sampling.generator import Generator
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.identifiers import Precision
 
 from solrl_trainer.memory.run_memory import explored_precision, find_layout
 from solrl_trainer.policy.encoders import Encoders
@@ -61,8 +59,12 @@ class Models:
             place(backbone.transformer, backbone.device)
         generator = Generator(backbone, "bf16")
         precision = explored_precision(config, fastest_precision(backbone.device))
-        explorer = generator if precision == generator.precision else _unsharded(backbone, precision)
-        policy = build_policy(backbone, config, layout.checkpointed)
+        explorer = generator
+        if precision != generator.precision:
+            explorer = Generator(backbone, precision)
+            place(explorer.transformer, backbone.device)  # whole, also where the base is sharded
+        policy = Policy(backbone, config.lora, config.seed)
+        policy.checkpoint_activations(layout.checkpointed)
         if layout.sharded:
             others = [] if explorer is generator else [explorer]
             world = shard_base(backbone, generator, others, policy, world)
@@ -91,17 +93,3 @@ class Models:
         # Not after an error: merging into a sharded base is a collective, which the other ranks would not join.
         if self._behaviour is not None:
             self.generator.set_adapter(self._behaviour)
-
-
-def _unsharded(backbone: Backbone, precision: Precision) -> Generator:
-    """A generator with all of its weights on the model's device, also where the base is sharded."""
-    generator = Generator(backbone, precision)
-    place(generator.transformer, backbone.device)
-    return generator
-
-
-def build_policy(backbone: Backbone, config: RunConfig, checkpointed: int = 0) -> Policy:
-    """Inject the run's adapters into the backbone's transformer; `checkpointed` blocks recompute their activations."""
-    policy = Policy(backbone, config.lora, config.seed)
-    policy.checkpoint_activations(checkpointed)
-    return policy

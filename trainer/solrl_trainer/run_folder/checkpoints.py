@@ -85,7 +85,8 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     with writing(partial):
         partial.mkdir(parents=True)
-    files = {_file_of(pushed, version): adapter for pushed, adapter in adapters.items()}
+    files = {f"adapter-{pushed:06d}.safetensors": adapter for pushed, adapter in adapters.items() if pushed != version}
+    files[ADAPTER] = adapters[version]
     files[CONFIG] = config.model_dump_json(indent=1).encode()
     files[PARTS] = json.dumps(dict(parts or {}), indent=1).encode()
     files[STATE] = safetensors_bytes(tensors)
@@ -223,10 +224,6 @@ def _offer(checkpoints: Sequence[Path], damaged: Path) -> str:
 
 def _checksum(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
-def _file_of(pushed: int, version: int) -> str:
-    return ADAPTER if pushed == version else f"adapter-{pushed:06d}.safetensors"
 
 
 def _complete(folder: Path) -> list[Path]:

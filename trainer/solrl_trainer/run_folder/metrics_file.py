@@ -115,6 +115,9 @@ class _Fidelity(_Line):
     kendall: float
     top_rank: float
     bottom_rank: float
+    perfect_top: float
+    perfect_bottom: float
+    best_share: float
 
 
 class _Change(_Line):

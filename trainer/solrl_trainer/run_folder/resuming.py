@@ -70,13 +70,10 @@ class Change(NamedTuple):
     @property
     def rule(self) -> Rule:
         """How it may change."""
-        # Checkpoints lack the older versions that a larger lag explores under.
-        return "fixed" if self.name == "explore.lag" and self.now > self.then else rule_of(self.name)
-
-
-def rule_of(name: str) -> Rule:
-    """How a setting may change, or a part that a run depends on."""
-    return next((rule for rule, patterns in RULES if any(fnmatchcase(name, one) for one in patterns)), "named")
+        if self.name == "explore.lag" and self.now > self.then:
+            return "fixed"  # checkpoints lack the older versions that a larger lag explores under
+        fits = (rule for rule, patterns in RULES if any(fnmatchcase(self.name, pattern) for pattern in patterns))
+        return next(fits, "named")
 
 
 def check_names(names: Collection[str]) -> None:

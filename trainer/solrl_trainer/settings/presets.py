@@ -186,16 +186,12 @@ def resolve(
     trained_on = recipe.settings.get("regenerate.at")
     if trained_on == "none" and (at := resolved.config.regenerate.at) != "none":
         # Otherwise naive_quant, say, would train on BF16 images under its own name.
+        regenerating = two_stage if (two_stage := f"{name}_two_stage") in RECIPES else "sol_rl"
         raise ConfigError(
             f"got regenerate.at={at} from {resolved.sources['regenerate.at']} for recipe {name}, which trains on the "
-            f"candidates themselves; expected regenerate.at=none, or recipe {_regenerating(name)}"
+            f"candidates themselves; expected regenerate.at=none, or recipe {regenerating}"
         )
     return resolved
-
-
-def _regenerating(recipe: str) -> str:
-    """The recipe that regenerates the seeds that this one would select."""
-    return two_stage if (two_stage := f"{recipe}_two_stage") in RECIPES else "sol_rl"
 
 
 def resolve_again(

@@ -31,6 +31,7 @@ SHOWN_PROMPTS = 16
 _COLUMNS = 4
 _SIDE = 256
 """Larger images are scaled down to this side in pixels."""
+_KEY_LETTERS = string.ascii_lowercase + string.digits
 _NOT_FIGURES = ("event", "time", "version", "elapsed")
 _FAILURES = (Exception, SystemExit)
 """A tracker's failures. Some end the program where they find no account."""
@@ -80,10 +81,6 @@ class Kept(Message):
     lines: int | None = None
     version: int = -1
 
-    def is_within(self, version: int) -> bool:
-        """Whether the tracker holds for certain what it was told, and nothing beyond `version`."""
-        return self.lines is not None and self.version <= version
-
 
 class Trackers:
     """Trackers of a run, and the sample images for those that are opened later.
@@ -119,13 +116,13 @@ class Trackers:
 
     def _opened(self, name: str, version: int, lines: Sequence[Mapping[str, Any]]) -> Tracker:
         kind, run = TRACKERS.find(name), self._kept.get(name)
-        goes_on = run is not None and kind.reopens() and run.is_within(version)
-        if run is not None and not goes_on:
+        if run is not None and (not kind.reopens() or run.lines is None or run.version > version):
             logger.warning(
                 f"tracker {name}: a new run there gets all figures, since the former one cannot be continued"
             )
-        if run is None or not goes_on:
-            run = Kept(key=_new_key(), lines=0)
+            run = None
+        if run is None:
+            run = Kept(key="".join(secrets.choice(_KEY_LETTERS) for _ in range(21)), lines=0)
         tracker = kind(TrackedRun(self._config.run, run.key, self._config.output, self._config.model_dump(mode="json")))
         self._keep(name, Kept(key=run.key))
         for line in lines[run.lines :]:
@@ -181,10 +178,6 @@ class Trackers:
 
 def _version(line: Mapping[str, Any]) -> int:
     return int(line.get("version", 0))
-
-
-def _new_key() -> str:
-    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(21))
 
 
 @contextmanager
