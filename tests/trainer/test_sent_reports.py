@@ -143,6 +143,14 @@ def png(side: int) -> str:
     return base64.b64encode(lossless_file(torch.zeros(side, side, 3, dtype=torch.uint8))).decode()
 
 
+def samples() -> Any:
+    """Two samples of one prompt."""
+    trained = SimpleNamespace(scores=torch.rand(2), images=torch.rand(2, 3, 8, 8))
+    group = SimpleNamespace(prompt=PromptItem(id="a", text="a"), seeds=(1, 2), scores=(0.2, 0.1), trained=trained)
+    explored = SimpleNamespace(version=0, iteration=0, precision="bf16", numerics="native")
+    return SimpleNamespace(groups=[group], scores=trained.scores[None], exploration=explored)
+
+
 @pytest.mark.parametrize(
     ("images", "fault"),
     [
@@ -157,20 +165,16 @@ def test_wrong_pictures_of_a_service_end_no_run(
     service: HostileService, notes: list[str], images: list[str | None], fault: str
 ) -> None:
     service.change_group = lambda line: line.update(images=images)
-    trained = SimpleNamespace(scores=torch.rand(2), images=torch.rand(2, 3, 8, 8))
-    group = SimpleNamespace(prompt=PromptItem(id="a", text="a"), seeds=(1, 2), scores=(0.2, 0.1), trained=trained)
-    explored = SimpleNamespace(version=0, iteration=0)
-    samples: Any = SimpleNamespace(groups=[group], scores=trained.scores[None], exploration=explored)
     model: Any = SimpleNamespace(height=8, width=8, frames=1)
     with RolloutClient(service.url, patience=0) as client:
         source = RunRequests(tiny_config(), client, model=model)
         session: Any = SimpleNamespace(
             models=None, adapters={0: b""}, world=Communicator(), config=tiny_config(), source=source
         )
-        assert begin_comparisons(session, RunLog(), 0, samples)() is None
+        assert begin_comparisons(session, RunLog(), 0, samples())() is None
         assert fault in notes[-1], notes
         service.change_group = lambda line: line.update(images=[png(8), png(8)])
-        assert begin_comparisons(session, RunLog(), 0, samples)().explored.shape == (2, 3, 8, 8)
+        assert begin_comparisons(session, RunLog(), 0, samples())().explored.shape == (2, 3, 8, 8)
 
 
 def test_images_take_at_most_a_hundredth_of_the_services_time() -> None:
@@ -184,14 +188,10 @@ def test_images_take_at_most_a_hundredth_of_the_services_time() -> None:
                 raise ConnectionError
             return torch.rand(2, 3, 8, 8), 2.0
 
-    trained = SimpleNamespace(scores=torch.rand(2), images=torch.rand(2, 3, 8, 8))
-    group = SimpleNamespace(prompt=PromptItem(id="a", text="a"), seeds=(1, 2), scores=(0.2, 0.1), trained=trained)
-    explored = SimpleNamespace(version=0, iteration=0, precision="bf16", numerics="native")
-    samples = SimpleNamespace(groups=[group], scores=trained.scores[None], exploration=explored)
     client = RolloutClient("http://127.0.0.1:1", patience=0)
     with StatusReporter(client, tiny_config("iterations=2"), Source, clock=lambda: now[0]) as reporter:
         for _ in range(70):
-            for act in (lambda: None, lambda: reporter.show(0, samples)):
+            for act in (lambda: None, lambda: reporter.show(0, samples())):
                 act()
                 idle = Event()
                 reporter._work.put(idle.set)

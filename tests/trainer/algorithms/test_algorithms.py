@@ -42,18 +42,6 @@ class Weighted(Algorithm[WeightedSettings, ForwardBatch]):
         return Loss((weight * off).mean(), {"weight": float(weight.mean()), "one": 1.0})
 
 
-class PoweredSettings(WeightedSettings):
-    """Has a setting of a name that AWM's settings have no more."""
-
-    power: float = 2.0
-
-
-class Powered(Weighted):
-    """An algorithm with that setting."""
-
-    Settings = PoweredSettings
-
-
 class Pairs(DiffusionDpo):
     """Diffusion-DPO that records its micro-batches."""
 
@@ -161,12 +149,6 @@ def test_an_algorithm_is_found_by_name_path_and_entry_point(tmp_path: Path, monk
     assert ALGORITHMS.find("weighted") is Weighted
     assert "weighted" in ALGORITHMS.names()
     assert tiny_config("algorithm.name=weighted", "algorithm.temperature=2").algorithm.temperature == 2  # type: ignore[attr-defined]
-
-
-def test_an_algorithm_may_have_a_setting_of_a_name_that_is_gone_elsewhere() -> None:
-    config = configured("Powered", "algorithm.power=3")
-    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
-    assert config.algorithm.power == 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

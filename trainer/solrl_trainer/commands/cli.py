@@ -145,7 +145,8 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         locks.enter_context(locked(resolved.config.output))
         config = _check_run(command, resolved)
         processes.broadcast_text(config.model_dump_json())
-        processes.set_hint(_resume_hint(config, rank_info))
+        hint = _resume_hint(config, rank_info)
+        processes.set_hint(hint)
 
         from solrl_core.errors import RewardUnavailableError
         from solrl_proto.printable import printable
@@ -154,7 +155,6 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         from solrl_trainer.commands.run import run
         from solrl_trainer.records.progress import show_result
 
-        hint = _resume_hint(config, rank_info)
         with interrupt_message(printable(f"solrl-train: stopped; {hint}")):
             world = processes.world(config.device, config.patience)
             try:

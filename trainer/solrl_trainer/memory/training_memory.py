@@ -136,7 +136,7 @@ def _on_meta(backbone: Backbone) -> Backbone:
 
 def _count(block: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
     """Bytes that a block keeps for its backward pass, and the bytes of its inputs alone."""
-    args, kwargs = tree_map(_with_gradient, (args, kwargs))
+    args, kwargs = tree_map(lambda x: x.detach().requires_grad_() if _is_stream(x) else x, (args, kwargs))
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     streams = {_key(x): x.untyped_storage().nbytes() for x in tensors if _is_stream(x)}
     elsewhere = {_key(x) for x in (*block.parameters(), *block.buffers(), *tensors)}
@@ -181,10 +181,6 @@ def _partitioned() -> Callable[..., Any]:
 def _is_stream(x: Any) -> bool:
     """Whether an input is tokens [B, S, C], the output of the previous block."""
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
-
-
-def _with_gradient(x: Any) -> Any:
-    return x.detach().requires_grad_() if _is_stream(x) else x
 
 
 def _key(x: Tensor) -> int:

@@ -1,8 +1,7 @@
 """Exploration of an iteration, whose scores decide which seeds are trained on, and the samples of all ranks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 from solrl_core.sampling.sampler import Recording
@@ -38,16 +37,6 @@ class ExplorationSummary:
     seconds: float
     times: Mapping[str, RewardTime] = field(default_factory=dict)
     seconds_here: float | None = None
-
-    def with_groups(self, groups: Sequence[CandidateGroup], seconds: float) -> Self:
-        """With these groups, which this device explored, and the time in which it explored in this iteration."""
-        scores = [score for group in groups for score in group.scores]
-        return replace(
-            self,
-            score_sum=self.score_sum + sum(scores),
-            score_count=self.score_count + len(scores),
-            seconds_here=seconds,
-        )
 
 
 class Exploration:

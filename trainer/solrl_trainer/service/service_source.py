@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -213,7 +213,9 @@ class ServiceSource:
             if isinstance(arrived, BaseException):
                 raise arrived
             if isinstance(arrived, ExplorationSummary) and self._config.explores_here:
-                arrived = arrived.with_groups(prefetch.groups, seconds)
+                scores = [score for group in prefetch.groups for score in group.scores]
+                total, count = arrived.score_sum + sum(scores), arrived.score_count + len(scores)
+                arrived = replace(arrived, score_sum=total, score_count=count, seconds_here=seconds)
             yield arrived
 
     def _ask(
