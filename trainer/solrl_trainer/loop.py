@@ -51,17 +51,15 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        prompts: held-out prompts, in the order of the evaluations.
-        seeds: of each prompt's image in them.
+        seeds: of each held-out prompt's image in the evaluations.
         before, after: evaluations of the base and of the averaged weights; if `before` was read, only rank 0 has it.
         weights: trained reward → its weight for these prompts, see `weights_per_prompt`.
         seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
         spearman: rank fidelity of exploration by version, where it was measured; only on rank 0.
-        iterations: number of trained iterations.
         version: of the averaged weights that `after` is of.
         stopped: why the run ended early, or takes weights of an older version than its last; None if neither.
-        samples: samples of the last iteration, if this process trained one.
+        samples: of the last iteration, if this process trained one.
         pairs: explored and regenerated images of some of its selected seeds, on rank 0; None without regeneration.
     """
 

@@ -32,8 +32,6 @@ class Session:
 
     Attributes:
         source: where the samples of an iteration come from.
-        updater: takes the optimiser steps.
-        train_prompts, held_out: training and held-out prompts.
         adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
     """
 

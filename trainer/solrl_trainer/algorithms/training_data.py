@@ -65,7 +65,7 @@ class MicroBatch:
     """Points at which velocities are computed in one pass; the samples of a unit are adjacent.
 
     Attributes:
-        x: latents at which velocities are computed, float32 [B, ...].
+        x: latents, float32 [B, ...].
         t: their noise levels [B], in (0, 1].
         advantages: [B].
     """
@@ -97,14 +97,12 @@ class ForwardBatch(MicroBatch):
 
 @dataclass(frozen=True)
 class TrajectoryBatch(MicroBatch):
-    """Steps of recorded trajectories, from x at noise level t to `x_next`.
+    """Steps of recorded trajectories, from x at noise level t to `x_next`, float32 [B, ...].
 
     Attributes:
-        x_next: recorded latents after the step, float32 [B, ...].
-        sigma: noise level before the step, float64 [B].
-        sigma_next: noise level after the step, float64 [B].
+        sigma, sigma_next: noise levels before and after each step, float64 [B].
         log_prob: log-probability of the step when it was recorded, under the behaviour policy [B].
-        solver: solver that took the steps.
+        solver: solver of the steps.
         levels: noise levels before all recorded steps.
     """
 
@@ -128,11 +126,7 @@ BatchT = TypeVar("BatchT", bound=MicroBatch)
 
 
 class TrainingData(ABC, Generic[BatchT]):
-    """One kind of training data.
-
-    Attributes:
-        recorded: whether every step of the samples must be recorded.
-    """
+    """One kind of training data; `recorded` says whether every step of the samples must be recorded."""
 
     recorded: ClassVar[bool] = False
 

@@ -21,12 +21,7 @@ SamplerFactory = Callable[[Plan], GroupSampler]
 
 @dataclass(frozen=True)
 class Observed:
-    """Scores and times of a plan.
-
-    Attributes:
-        scores: float32 [prompts, N], final scores.
-        seconds: float64 [prompts], time of each group, rewards included.
-    """
+    """Final scores of a plan, float32 [prompts, N], and seconds of each group, float64 [prompts], rewards included."""
 
     plan: Plan
     scores: torch.Tensor

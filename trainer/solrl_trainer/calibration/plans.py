@@ -25,12 +25,7 @@ _SOLVERS = TypeAdapter(list[FittedSolver])
 
 @dataclass(frozen=True)
 class PlanSet:
-    """Limits of the measured set.
-
-    Attributes:
-        steps: numbers of steps of the run's solver. The reference's number is always added.
-        schedules: noise levels of fitted steps, a solver for each.
-    """
+    """Numbers of solver steps to measure, beside the reference's, and noise levels of each fitted solver."""
 
     steps: tuple[int, ...] = CALIBRATED_STEPS
     schedules: tuple[tuple[float, ...], ...] = SCHEDULES

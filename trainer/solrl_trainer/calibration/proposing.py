@@ -22,13 +22,7 @@ equal_gpus.json and training_phase.json for FLUX.1, SD3.5-Large and SANA."""
 
 @dataclass(frozen=True)
 class Proposal:
-    """Numbers of a prompt.
-
-    Attributes:
-        candidates, keep: `explore.candidates` and `explore.keep`.
-        seconds: estimated for exploring, regenerating and training a prompt.
-        speed: expected speed of learning, relative to the run's numbers.
-    """
+    """`explore.candidates` and `explore.keep`, the seconds of a prompt, and the speed of learning: 1 for the run's."""
 
     candidates: int
     keep: int

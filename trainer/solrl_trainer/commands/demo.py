@@ -22,13 +22,7 @@ from solrl_trainer.settings.presets import read_settings_file, resolve
 
 @dataclass(frozen=True)
 class World:
-    """What a demo shows.
-
-    Attributes:
-        preset: of the run.
-        settings: changes to the preset, so that the demo is short.
-        plan: whether it explores by the plan that ships with its model.
-    """
+    """What a demo shows: a preset, with changes that make it short; `plan`: it explores by the plan of its model."""
 
     preset: str
     settings: tuple[str, ...]

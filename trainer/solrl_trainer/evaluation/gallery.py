@@ -27,14 +27,13 @@ LARGEST_SIDE = 512
 
 @dataclass(frozen=True)
 class Gallery:
-    """A gallery.
+    """Images of prompts before and after a run, with the same seed in both, and pairs of explored and regenerated ones.
 
     Attributes:
-        before, after: [N, 3, H, W], one row per prompt, with the same seed in both; clips [N, F, 3, H, W]. Floats in
-            [0, 1] until it is saved, then uint8.
+        before, after: [N, 3, H, W], one row per prompt; clips [N, F, 3, H, W]. Floats in [0, 1] until the gallery is
+            saved, then uint8.
         verdicts: on each row's images before and after; None without a reward that gives one.
         explored, regenerated: likewise, one for each of the pairs, with the same seeds.
-        seeds: of each row's images.
     """
 
     prompts: Sequence[str]

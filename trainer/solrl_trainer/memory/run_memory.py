@@ -79,8 +79,6 @@ class RunMemory:
         rewards: reward → bytes of its weights; None if unknown, which counts as none.
         iteration: use → bytes of samples and encoded prompts.
         generation: phase → peak bytes in addition to everything else.
-        training: plan of the training phase.
-        settings: what the run's settings determine.
     """
 
     weights: dict[str, int]

@@ -26,7 +26,6 @@ class LoraLinear(nn.Module):
     """A frozen linear layer with an adapter for each of two policies.
 
     Attributes:
-        base: the frozen layer.
         scale: alpha / rank.
         current: the trained adapter. A is Gaussian, drawn from torch's global generator in PEFT's order; B is 0.
         old: the adapter of the behaviour policy, initially a copy. Its weights are not parameters of the module.

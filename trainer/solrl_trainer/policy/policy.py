@@ -28,10 +28,9 @@ _WITHOUT_GRADIENT = [
 
 
 class CheckpointWrapper(nn.Module):
-    """A transformer block in training.
+    """A transformer block in training, compiled on a GPU.
 
     Attributes:
-        block: the block, compiled on a GPU.
         checkpointed: activation checkpointing: the backward pass recomputes activations, which are not kept.
         discarding: the block runs in gradient mode, but its graph is discarded. A compiler fuses a pass without
             gradient differently, and equal weights would then give different numbers.

@@ -40,12 +40,7 @@ Scale = Callable[[FileLayer], float]
 
 
 class StartLora(NamedTuple):
-    """Where a run starts.
-
-    Attributes:
-        weights: by PEFT key, for all modules of the run.
-        summary: one line on what was read, and by which alpha.
-    """
+    """Weights with which a run starts, by PEFT key for all modules, and a line on what was read, by which alpha."""
 
     weights: dict[str, Tensor]
     summary: str

@@ -47,20 +47,12 @@ class UpdateFigures:
 
 @dataclass(frozen=True)
 class Updater:
-    """Takes the optimiser steps of an iteration.
+    """Takes the optimiser steps of an iteration, on the units and by the loss of `algorithm`.
 
-    Every unit of the algorithm (one or several samples) is trained at a random part of the sampler's timesteps; the
-    (unit, step) pairs are shuffled and split evenly over the optimiser steps, and each part into micro-batches. All
-    randomness comes from the run's seed and the iteration. Every rank draws the same pairs and noise, and computes the
-    micro-batches of its buckets; see `GradientBuckets`.
-
-    Attributes:
-        backbone: model around the trained transformer.
-        policy: the weights to train.
-        optimizer: optimiser of `policy.parameters`.
-        algorithm: defines units, micro-batches and loss.
-        config: the run's settings.
-        world: the ranks that share the work.
+    Every unit (one or several samples) is trained at a random part of the sampler's timesteps; the (unit, step) pairs
+    are shuffled and split evenly over the optimiser steps, and each part into micro-batches. All randomness comes from
+    the run's seed and the iteration. Every rank draws the same pairs and noise, and computes the micro-batches of its
+    buckets; see `GradientBuckets`.
     """
 
     backbone: Backbone

@@ -29,8 +29,7 @@ def image_size(path: Path) -> tuple[int, int]:
 def read_image(path: Path) -> Image.Image:
     """An image as viewers show it: RGB of 8 bits per channel, in sRGB, upright, transparent parts on white.
 
-    Raises:
-        ValueError: it is no image, is broken, or does not say which colours it has; names the file and what to do.
+    A ValueError names a file that is no image, is broken, or does not say which colours it has, and says what to do.
     """
     with _opened(path) as image:
         return _on_white(ImageOps.exif_transpose(image))

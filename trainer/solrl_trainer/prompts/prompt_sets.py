@@ -45,13 +45,7 @@ def find_prompts(name: str) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The prompts of one file.
-
-    Attributes:
-        path: the file.
-        prompts: the prompts in the order of the file, each once. A prompt may be there again with other metadata.
-        rows: number of prompts in the file.
-    """
+    """The prompts of one file, which has `rows` of them, each once; a text may be there again with other metadata."""
 
     path: Path
     prompts: tuple[PromptItem, ...]
@@ -150,9 +144,8 @@ def _items(path: Path) -> Iterator[PromptItem]:
 def prompt_item(row: PromptRow) -> PromptItem:
     """A row's prompt; its other fields are its metadata.
 
-    Raises:
-        ValueError: the row has no text of 1 to 4096 characters, metadata that is too large or that JSON has no form
-            for, or a negative prompt; names the place.
+    A ValueError names the place of a row without a text of 1 to 4096 characters, with metadata that is too large or
+    that JSON has no form for, or with a negative prompt.
     """
     place, prompt, metadata = row
     try:
@@ -216,12 +209,7 @@ def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, itera
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of one split of a run, by source.
-
-    Attributes:
-        sources: prompts of each source. All ids differ.
-        shares: share of each source, in proportion to the others.
-    """
+    """The prompts of each source of a run in one split, whose ids all differ, and the sources' shares in proportion."""
 
     sources: tuple[list[PromptItem], ...]
     shares: tuple[float, ...] = (1.0,)

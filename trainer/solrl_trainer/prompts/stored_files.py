@@ -16,15 +16,10 @@ _IMAGE = ("file_name", "image")
 
 
 def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tuple[Path, ...]]:
-    """Id of each training prompt → its image, or its better and its worse image.
+    """Id of each training prompt → its image, or its better and its worse image; none if `kind` is "model".
 
-    Args:
-        sources: prompt sets of the run, see `prompts_of_run`.
-        kind: "images" or "pairs"; of a run that explores, "model", there are no files.
-
-    Raises:
-        ValueError: a prompt names no images, or a file does not exist; names the prompt.
-        OSError: as `prompts_of_run`.
+    The `sources` are as of `prompts_of_run`, whose errors it has; a ValueError names a prompt without images, or of a
+    file that does not exist.
     """
     if kind == "model":
         return {}
@@ -40,11 +35,9 @@ def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tu
 
 
 def check_images(files: Mapping[str, tuple[Path, ...]]) -> None:
-    """Check the headers of all images, before anything is loaded.
+    """Check the headers of all images, before anything is loaded; a ValueError as of `image_size`.
 
-    Raises:
-        ValueError: as `image_size`, or the images of a pair have different shapes, so that each would be cropped its
-            own way.
+    It also names the images of a pair that have different shapes, so that each would be cropped its own way.
     """
     for paths in files.values():
         sizes = [image_size(path) for path in paths]

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Rank of a process among the processes of a run.
-
-    Attributes:
-        rank, size: rank of this process, from 0, and number of processes.
-        local_rank: rank of this process on its node, which is also the index of its GPU.
-    """
+    """Rank of a process in a run, and on its node, where it is also the index of its GPU; both from 0."""
 
     rank: int = 0
     size: int = 1

@@ -39,11 +39,7 @@ _SIGNALS = {
 
 
 class RankRuntime:
-    """Processes that run a command together; possibly only this one.
-
-    Attributes:
-        rank_info: rank of this process.
-    """
+    """Processes that run a command together; possibly only this one."""
 
     def __init__(self, rank_info: RankInfo, store: Any = None) -> None:
         self.rank_info = rank_info

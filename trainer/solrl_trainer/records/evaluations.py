@@ -129,12 +129,7 @@ def _with_read_right(scores: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Whether the shown images are right.
-
-    Attributes:
-        by: the reward that says so.
-        marks: of each prompt's image before and after.
-    """
+    """Whether each prompt's shown images before and after are right, and the reward that says so."""
 
     by: str
     marks: Sequence[tuple[bool, bool]]

@@ -45,7 +45,6 @@ class HeldOutRecord:
 
     Attributes:
         version: of the averaged weights; 0 is the base.
-        images: number of images.
         rewards: of the trained sum, if there are several trained rewards, and of each reward.
         by_prompt: whether prompts differ in their weights, so that means of rewards do not give the sum's.
     """
@@ -101,16 +100,13 @@ class IterationRecord:
     Attributes:
         iteration: index from 0; it produces version iteration + 1 of the behaviour policy.
         explored_version: version under which the candidates were explored.
-        precision, numerics: arithmetic of the exploration.
         proxy_mean: mean score of all candidates.
         spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
         score: spread of the training samples' scores.
         without_spread: share of the prompts whose samples all score equally up to rounding.
         weights: mean weight of each reward over the prompts, if prompts have other weights than the run's.
-        rewards: spread of each reward of the training samples.
         shares: share of each trained reward in the spread of the score.
         digest: digest of the new behaviour policy's adapter file.
-        update: figures of the optimiser steps.
         seconds: by phase, as metrics.jsonl names them: "explore"; "explore_here", if the trainer explores a share;
             "wait" of the trainer for a service; "regenerate", scoring included; "train"; and "push", after it.
         scoring: time of each reward of candidates and of training samples, and where it ran; of rank 0's share.

@@ -28,9 +28,6 @@ class Series:
     Attributes:
         name: in legend and tooltips.
         colour: number in the house style.
-        xs, values: as many.
-        dots: mark each value.
-        dashed: draw a broken line.
         interval: low and high values around the line.
     """
 
@@ -52,7 +49,6 @@ class Chart:
         legend: names with their colours.
         drawings: class in the page → SVG.
         smoothed: whether lines are running means, with the values faintly behind.
-        banded: whether a line has its interval.
     """
 
     label: str

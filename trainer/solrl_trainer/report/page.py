@@ -130,13 +130,7 @@ def _versions(lines: Sequence[dict[str, Any]]) -> list[int]:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run's folder.
-
-    Attributes:
-        config: content of config.json.
-        result: content of result.json; None before the run ends, also if it ended before and goes on.
-        lines: all lines of metrics.jsonl.
-    """
+    """Contents of config.json, of result.json (None before the run ends, also if it goes on) and of metrics.jsonl."""
 
     folder: Path
     config: dict[str, Any]

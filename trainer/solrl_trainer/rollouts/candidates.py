@@ -14,13 +14,10 @@ from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 @dataclass(frozen=True)
 class GroupSampler:
-    """Samples groups of candidates under the behaviour policy: generates and scores them.
+    """Generates and scores groups of candidates under the behaviour policy, and may keep them for training.
 
-    Equal devices give the scores of a rollout service if the batch is the service's, `CHUNK_SIZE`.
-
-    Attributes:
-        scorer: scorer of the trained rewards, or of all if the candidates are kept.
-        keep: keep the candidates themselves, which training uses as they are.
+    Equal devices give the scores of a rollout service if the batch is the service's, `CHUNK_SIZE`. The scorer is of the
+    trained rewards, or of all if the candidates are kept.
     """
 
     sampler: Sampler

@@ -90,12 +90,9 @@ class DeviceSource:
     """A source whose samplers and scorers share the device's memory, its side stream and the clock of the rewards.
 
     Attributes:
-        loaded: the model and the rewards.
-        models: generators and policies on that model.
         algorithm: whose training data choose the steps of samples.
         clock: times of the rewards in this iteration, of this rank's share.
         image_scorer: scores images with every reward.
-        scorer: scores samples.
         sampler: draws training samples in BF16, as regeneration does.
     """
 

@@ -15,13 +15,9 @@ from solrl_trainer.settings.config import RunConfig
 
 @dataclass(frozen=True)
 class ExplorationSummary:
-    """Outcome of an exploration.
+    """Outcome of an exploration, with the version and the arithmetic that generated the candidates.
 
     Attributes:
-        iteration: iteration that the candidates are for.
-        version: version of the behaviour policy.
-        precision, numerics: arithmetic of the generation.
-        score_sum, score_count: sum and number of scores, over all candidates.
         seconds: duration, whether or not the trainer waited for it; of a service's part, if it explores a share.
         seconds_here: time in which this device explored its share, under the version of this iteration; None if it has
             none beside a service.
@@ -86,17 +82,14 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
 
 @dataclass(frozen=True)
 class IterationSamples:
-    """All groups of an iteration in the order of its prompts.
+    """All groups of an iteration in the order of its prompts; `groups` and `exploration` are this rank's alone.
 
     Attributes:
-        prompts: prompts of all ranks.
-        groups: groups of this rank.
-        exploration: summary of this rank's exploration.
-        proxy_mean: mean score of all ranks' candidates.
-        latents: clean latents x0 of all ranks' samples, float32 [groups, kept, ...].
-        scores: [groups, kept] scores of all ranks' samples.
-        rewards: reward → [groups, kept] values of all ranks' samples; NaN in a group whose prompt does not have it.
-        recording: every step of these samples, in the order of the groups, if the algorithm trains on trajectories.
+        proxy_mean: mean score of the candidates.
+        latents: clean latents x0 of the samples, float32 [groups, kept, ...].
+        scores: of the samples, [groups, kept].
+        rewards: reward → [groups, kept] values of the samples; NaN in a group whose prompt does not have it.
+        recording: every step of the samples, in the order of the groups, if the algorithm trains on trajectories.
     """
 
     prompts: Sequence[PromptItem]

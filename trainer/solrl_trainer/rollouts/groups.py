@@ -86,11 +86,8 @@ class ScoredSamples:
 class CandidateGroup:
     """Candidates of a prompt: all that were explored, or those that were selected, the best half first.
 
-    Attributes:
-        seeds: one seed per candidate.
-        scores: one score per candidate.
-        samples: latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
-            otherwise regenerated ones, None until then.
+    `samples` are latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
+    otherwise regenerated ones, None until then.
     """
 
     prompt: PromptItem

@@ -31,7 +31,6 @@ class ImageComparisons:
     """Selected candidates with both of their images.
 
     Attributes:
-        pairs: prompt, seed and scores of each.
         explored, regenerated: images `for_showing`, float32 in [0, 1], one of each for each pair.
         seconds: time that the exploring device spent on the explored images.
     """

@@ -33,12 +33,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model and the rewards of a run.
+    """The model and the rewards of a run, trained or only logged.
 
     Attributes:
-        backbone: the model; its transformer is as loaded until a policy is built on it.
-        rewards: trained or only logged.
-        digests: digests of the model's parts, its schedule and the rewards, as a service has them.
+        backbone: its transformer is as loaded until a policy is built on it.
+        digests: of the model's parts, its schedule and the rewards, as a service has them.
         parts: digests and versions of what the run depends on beside its settings, see `resuming`.
     """
 

@@ -23,11 +23,8 @@ class Models:
     """A backbone with its generators and policies.
 
     Attributes:
-        backbone: the model, whose transformer is trained.
         generator: BF16 generator for regenerated samples and evaluations.
         explorer: generator of local exploration; `generator` itself if that explores in BF16 or not at all.
-        policy: current, behaviour and reference policies.
-        encoders: text encoders of the backbone.
         world: ranks that train together, in step if they share the base's weights.
         behaviour_digest: digest of the file of the behaviour policy; empty before one is merged.
         version: version of the behaviour policy, which is the number of finished iterations.

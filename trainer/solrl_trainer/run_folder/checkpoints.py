@@ -35,10 +35,9 @@ class DamagedCheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint.
+    """A loaded checkpoint, written after `version` iterations.
 
     Attributes:
-        version: number of iterations after which it was written.
         parts: digests and versions of what the training depended on beside them, by name.
         adapters: pushed adapter files by version: older ones that exploration still needs at its lag, and this one's.
         tensors: state of the training, by name.

@@ -98,18 +98,12 @@ def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Col
 
 
 def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allowed: Collection[str]) -> list[Change]:
-    """Compare what is asked with what a checkpoint was trained with.
+    """Changes between what is asked and what a checkpoint was trained with, without those of "free" settings.
 
-    Args:
-        parts: digests and versions of what the run depends on beside them, as far as known. Only kinds that the
-            checkpoint has, too, are compared.
-        allowed: names of settings, sections, parts and kinds of parts that may change although they are "named".
-
-    Returns:
-        All changes, without those of "free" settings.
-
-    Raises:
-        ValueError: something else differs, or fewer iterations are asked for than are finished.
+    The `parts` are digests and versions of what the run depends on beside them, as far as known; only kinds that the
+    checkpoint has, too, are compared. The `allowed` are names of settings, sections, parts and kinds of parts that may
+    change although they are "named". A ValueError says what else differs, or that more iterations are finished than
+    asked.
     """
     if config.iterations < stored.version:
         raise ValueError(

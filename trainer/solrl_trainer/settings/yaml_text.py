@@ -32,12 +32,7 @@ class YamlError(ValueError):
 
 @dataclass(frozen=True)
 class YamlText:
-    """The content of a text.
-
-    Attributes:
-        value: texts, numbers, truth values, None, lists, and mappings from texts.
-        lines: dotted name of each key → its line, from 1.
-    """
+    """Texts, numbers, truth values, None, lists, and mappings from texts; `lines` has each dotted key's, from 1."""
 
     value: Any
     lines: Mapping[str, int]

@@ -72,8 +72,7 @@ class Kept(Message):
     """A run at a tracker, as its folder remembers it.
 
     Attributes:
-        key: of the run there.
-        lines: lines of metrics.jsonl that the tracker holds for certain, since it was closed with them; otherwise None.
+        lines: of metrics.jsonl that the tracker holds for certain, since it was closed with them; otherwise None.
         version: newest version among them.
     """
 

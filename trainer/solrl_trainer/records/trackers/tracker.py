@@ -11,14 +11,7 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker needs it.
-
-    Attributes:
-        name: of the run.
-        key: 21 letters and digits that identify the run at a tracker.
-        folder: of the run.
-        settings: all settings, as JSON values.
-    """
+    """A run as a tracker needs it; the key is 21 letters and digits, and the settings are JSON values."""
 
     name: str
     key: str
