@@ -87,15 +87,10 @@ def train(
     world: Communicator | None = None,
     trackers: Trackers | None = None,
 ) -> Result:
-    """Run a training, or continue one.
+    """Run a training; with `resume`, continue from the newest checkpoint, or from that of version `checkpoint`.
 
-    Args:
-        reporter: shows progress; only on rank 0.
-        resume: continue from the newest checkpoint, if there is one.
-        checkpoint: version of the checkpoint to continue from instead; later ones are deleted.
-        allowed: names of what may change when the run is resumed, see `resuming.check`; only on rank 0.
-        world: ranks that train together; by default only this process. Only rank 0 writes, reports and pushes.
-        trackers: get a copy of the log; only on rank 0.
+    Later checkpoints are deleted. By default there is one rank; `reporter`, `allowed` (see `resuming.check`) and
+    `trackers` are only on rank 0, which alone writes, reports and pushes.
 
     Raises:
         ProblemError: the service refuses a request or cannot be reached.

@@ -108,10 +108,6 @@ class Session:
 def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignore) -> Iterator[Session]:
     """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
 
-    Args:
-        world: ranks that train together.
-        on_wait: told of waits for the service and reward servers.
-
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: the service differs, or the plan is of another model; names the part.

@@ -68,20 +68,13 @@ class Imported:
 def import_prompts(
     files: Sequence[Path], output: Path, *, key: str | None = None, test: int | None = None, test_file: Path | None
 ) -> list[str]:
-    """Write `train_metadata.jsonl` and `test_metadata.jsonl`; the other fields of a row become its metadata.
+    """Write `train_metadata.jsonl` and `test_metadata.jsonl` into a folder, and return lines for a reader.
 
-    Held-out prompts are selected by a digest of their text, so they do not depend on the order of the rows, and all
-    rows of one `folded` text are in one split.
+    The held-out prompts are those of `test_file`, or `test` of the others, by default a tenth, at most 128. A digest of
+    their text selects them, so they do not depend on the order of the rows, and all rows of one `folded` text are in
+    one split. The field `key`, by default the first of the usual names, has the text; other fields become metadata.
 
-    Args:
-        files: of training prompts, as `rows_of` reads them.
-        output: folder of the prompt set, new or without prompts.
-        key: field of the text; by default the first of the usual names.
-        test: number of held-out prompts; by default a tenth, at most 128.
-        test_file: of the held-out prompts, instead of some of the others.
-
-    Returns lines for a reader: numbers of rows that were read, merged and dropped, and of prompts in both splits. A
-    ValueError names a row without a prompt, a split without prompts, or a folder that has some; an OSError, a file.
+    A ValueError names a row without a prompt, a split without prompts, or a folder that has some; an OSError, a file.
     """
     targets = {split: metadata_file(output, split) for split in ("train", "test")}
     if there := [path for split in targets for path in split_files(output, split) if path.exists()]:

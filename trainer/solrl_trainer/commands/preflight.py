@@ -40,14 +40,9 @@ RewardOptions = Mapping[str, Mapping[str, Any]]
 
 
 def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfig:
-    """Check a run that is about to start.
+    """Check a run that is about to start; return its settings without evaluation rewards that cannot score its images.
 
-    Args:
-        resume: whether it continues the run in its folder.
-        dry: whether a service that does not answer is only a warning.
-
-    Returns:
-        The settings, without evaluation rewards that cannot score images of these prompts.
+    With `dry`, a service that does not answer is only a warning.
 
     Raises:
         ValueError, OSError: folder, prompts, rewards or model cannot be used; says what to do.

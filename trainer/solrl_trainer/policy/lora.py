@@ -79,16 +79,7 @@ class LoraLinear(nn.Module):
 
 
 def chosen_layers(transformer: nn.Module, family: str, targets: str | None) -> str:
-    """Pattern of the names of a clean transformer's layers to adapt.
-
-    Args:
-        transformer: without adapters.
-        family: pattern of the layers that its family adapts.
-        targets: pattern that chooses some of them; None for all.
-
-    Raises:
-        ValueError: it matches none.
-    """
+    """Pattern of a clean transformer's layers that `family` and `targets`, if any, match; ValueError: none does."""
     if targets is None:
         return family
     names = list(target_modules(transformer, family))

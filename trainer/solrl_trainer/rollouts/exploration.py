@@ -36,11 +36,7 @@ class ExplorationSummary:
 
 
 class Exploration:
-    """Candidates of one iteration: an iterator of groups, in any order, each as soon as it is complete.
-
-    Attributes:
-        summary: available after the last group.
-    """
+    """Groups of candidates of one iteration, in any order, each as soon as it is complete; then `summary` is there."""
 
     summary: ExplorationSummary
 

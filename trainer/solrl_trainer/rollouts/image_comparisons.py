@@ -57,8 +57,7 @@ in the order of the prompts, and the seconds that the exploring device spent on 
 def compare_images(samples: IterationSamples, images_of: ImagesOf, *, prompts: int, each: int) -> ImageComparisons:
     """Pair the `each` best and worst samples of the first `prompts` groups with their explored images.
 
-    Raises:
-        ProblemError: a service refuses, has lost the adapter version, or cannot be reached.
+    A ProblemError says that a service refuses, has lost the adapter version, or cannot be reached.
     """
     groups = samples.groups[:prompts]
     each = min(each, samples.scores.shape[1] // 2)

@@ -25,10 +25,8 @@ class Tracker(ABC):
     A resumed run is opened with its former key if the tracker holds for certain what it was told, and nothing beyond
     the checkpoint; otherwise with a new key, and all figures follow.
 
-    Any method may raise: the run notes the failure, continues, and calls the tracker no more.
-
-    Attributes:
-        package: package that the tracker imports; None if none can be missing.
+    Any method may raise: the run notes the failure, continues, and calls the tracker no more. `package` is the one that
+    the tracker imports; None if none can be missing.
     """
 
     package: ClassVar[str | None] = None
