@@ -13,5 +13,4 @@ class Sft(Algorithm[AlgorithmSettings, ForwardBatch]):
     compares = False
 
     def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        """Loss of a micro-batch."""
         return Loss((velocity.current - (batch.noise - batch.x0)).square().mean(), {})

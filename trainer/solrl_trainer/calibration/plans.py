@@ -79,7 +79,6 @@ def recipe_examples(config: RunConfig, generator: Generator) -> Examples:
 
 
 def fit_solvers(generator: Generator, examples: Examples, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
-    """Fit a solver to the examples for each schedule."""
     return [fit(generator, examples, sigmas) for sigmas in schedules]
 
 

@@ -30,7 +30,6 @@ class World:
 
     @property
     def model(self) -> str:
-        """The miniature."""
         return self.preset.partition("/")[0]
 
     @property

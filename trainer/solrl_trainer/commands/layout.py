@@ -195,7 +195,6 @@ def _hours(config: RunConfig, rates: Rates, layout: GpuLayout) -> float:
 
 
 def layout_text(layout: GpuLayout) -> str:
-    """A layout in words."""
     if not layout.serving:
         return f"{layout.training} without a service"
     training = f"{layout.training} training" if layout.runs == 1 else f"{layout.runs} × {layout.training} training"

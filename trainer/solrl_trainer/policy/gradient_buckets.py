@@ -23,7 +23,6 @@ class GradientBuckets:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], world: Communicator, device: torch.device) -> None:
-        """`device`: device of the parameters."""
         self._parameters = parameters
         self._world = world
         self._ordered = device.type == "cpu"

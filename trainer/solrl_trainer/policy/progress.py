@@ -15,6 +15,5 @@ class ProgressCounter:
         progress(0, total)
 
     def finish(self, part: float) -> None:
-        """A part is done."""
         self._done += part
         self._progress(self._done, self._total)

@@ -53,7 +53,6 @@ class Split:
 
     @property
     def texts(self) -> list[str]:
-        """The prompts' texts."""
         return [item.text for item in self.prompts]
 
     @property

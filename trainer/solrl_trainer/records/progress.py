@@ -77,7 +77,6 @@ class RichReporter(LiveLine):
         self._task = self._progress.add_task("run", total=iterations, current=0, ends=None, **self._fields)
 
     def phase(self, iteration: int, name: str) -> None:
-        """A phase of an iteration begins."""
         self._phase, self._phase_left = name, TimeLeft()
         if name == "explore" and self._began is None:
             self._began = (iteration, time.monotonic())
@@ -112,7 +111,6 @@ class RichReporter(LiveLine):
         return self._counts
 
     def finished(self, record: IterationRecord) -> None:
-        """An iteration is complete."""
         version, seconds, score = record.version, record.seconds, record.score
         # Stored images have no scores; what their algorithm measures takes the place.
         scores = {"proxy": record.proxy_mean, "best": score.best, "worst": score.worst}

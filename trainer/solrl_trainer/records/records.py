@@ -89,7 +89,6 @@ class HeldOutRecord:
         return line | ends
 
     def message(self) -> HeldOut:
-        """Wire message."""
         return HeldOut(version=self.version, images=self.images, rewards=self.rewards)
 
 

@@ -141,7 +141,6 @@ class StatusReporter:
         self._work.put(lambda: self._report_evaluation(record))
 
     def report(self, record: IterationRecord) -> None:
-        """Report an iteration."""
         self._work.put(lambda: self._report(record))
 
     def ended(self, reason: str) -> None:

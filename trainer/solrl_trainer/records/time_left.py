@@ -63,7 +63,6 @@ class LiveLine:
         self._progress.stop()
 
     def print(self, text: str, style: str | None = None) -> None:
-        """Show a line of text."""
         self._console.print(text, style=style, soft_wrap=True)
 
 

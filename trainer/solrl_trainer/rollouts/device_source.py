@@ -115,7 +115,6 @@ class DeviceSource:
 
     @property
     def device(self) -> "DeviceSource":
-        """The source itself."""
         return self
 
     def own_prompts(self, iteration: int) -> Sequence[PromptItem]:

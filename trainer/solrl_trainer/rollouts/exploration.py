@@ -64,7 +64,6 @@ def training_plan(config: RunConfig, steps: int) -> Plan:
 
 
 def exploration_plan(config: RunConfig, iteration: int) -> Plan:
-    """The exploration plan of an iteration."""
     explore = config.explore
     return Plan(
         steps=explore.steps,

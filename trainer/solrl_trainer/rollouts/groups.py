@@ -71,7 +71,6 @@ class ScoredSamples:
         return [self.rows(range(start, start + size)) for start in range(0, len(self.scores), size)]
 
     def rows(self, index: Sequence[int]) -> Self:
-        """The samples with these indices."""
         recording, index = self.recording, list(index)
         return type(self)(
             self.latents[index],
@@ -102,7 +101,6 @@ class CandidateGroup:
         return self.samples
 
     def rows(self, index: Sequence[int]) -> Self:
-        """The candidates with these indices."""
         samples = None if self.samples is None else self.samples.rows(index)
         seeds, scores = [self.seeds[i] for i in index], [self.scores[i] for i in index]
         return replace(self, seeds=seeds, scores=scores, samples=samples)

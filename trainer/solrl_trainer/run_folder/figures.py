@@ -107,7 +107,6 @@ def judging_text(name: str) -> str:
 
 
 def reward_label(name: str) -> str:
-    """Label of a reward."""
     return _SHARES.get(name, name)
 
 

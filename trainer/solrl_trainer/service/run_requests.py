@@ -52,7 +52,6 @@ class RunRequests:
 
     @property
     def url(self) -> str:
-        """URL of the service."""
         return self.client.url
 
     def candidates_of(

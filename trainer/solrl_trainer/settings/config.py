@@ -125,7 +125,6 @@ class RunConfig(Section):
 
     @property
     def prompt_sources(self) -> dict[str, PromptSource]:
-        """Prompt sets of the run."""
         return {self.prompts: PromptSource()} if isinstance(self.prompts, str) else self.prompts
 
     @property

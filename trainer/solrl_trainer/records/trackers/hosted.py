@@ -36,7 +36,6 @@ class Hosted(Tracker):
         self.figures(version, {"samples": self._module.Image(sheet, caption=caption)})
 
     def report(self, page: Path) -> None:
-        """An artefact."""
         artifact = self._module.Artifact(f"report-{self._key}", type="report")
         artifact.add_file(str(page))
         self._run.log_artifact(artifact)
