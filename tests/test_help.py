@@ -12,7 +12,6 @@ HINT = re.compile(r"\((default: .*|required|repeatable)\)$")
 
 
 def helped(program: str, *words: str) -> list[str]:
-    """Lines of a command's help."""
     done = typed(PROGRAMS[program], *words, "--help", COLUMNS="300")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

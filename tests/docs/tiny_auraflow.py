@@ -18,7 +18,6 @@ SIDE = 64
 
 
 def write_auraflow(folder: Path) -> Path:
-    """Write the pipeline."""
     torch.manual_seed(0)
     tokenizer = t5_tokenizer()
     pipeline = AuraFlowPipeline(

@@ -18,7 +18,6 @@ class CuttingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting connections."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -50,7 +49,6 @@ def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None) -> N
 
 @contextmanager
 def cutting_proxy(port: int) -> Iterator[CuttingProxy]:
-    """A proxy in front of the service on `port`."""
     proxy = CuttingProxy(port)
     try:
         yield proxy

@@ -61,6 +61,5 @@ class FakeHub:
         return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{self.created[0]}/commit/{'0' * 40}"}
 
     def close(self) -> None:
-        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()

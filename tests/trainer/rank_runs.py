@@ -26,7 +26,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def arguments(folder: Path, iterations: int = LAST, *settings: str, recipe: str = "diffusionnft") -> list[str]:
-    """Arguments of a run with local exploration."""
     words = ["run", "--preset", f"mini-sana/{recipe}/clipscore", "--resume", str(folder)]
     return [*words, "--iterations", str(iterations), *sets(*SETTINGS, *settings)]
 

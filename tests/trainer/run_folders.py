@@ -63,7 +63,6 @@ def result_of_sum(prompts: int) -> dict[str, Any]:
 
 
 def iteration_record(iteration: int) -> IterationRecord:
-    """A synthetic record of an iteration."""
     score = Spread(mean=0.232, best=0.272 + 0.001 * iteration, worst=0.192 + 0.002 * iteration)
     return IterationRecord(
         iteration=iteration,
@@ -151,13 +150,11 @@ def write_lines(folder: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def write_config(folder: Path) -> None:
-    """Write config.json."""
     config = resolve("mini-sana/sol_rl/clipscore", arguments={"run": "made-up", "iterations": 30}).config
     (folder / "config.json").write_text(config.model_dump_json())
 
 
 def finished_run(folder: Path) -> Path:
-    """A complete folder of a finished run."""
     write_metrics(folder, RESULT["iterations"])
     after = {
         "event": "evaluation",

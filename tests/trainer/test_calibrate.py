@@ -41,7 +41,6 @@ ONE_PLAN = PlanSet(steps=(), schedules=())
 
 
 def small(*more: str) -> Any:
-    """Settings of a small calibration."""
     return resolve(PRESET, overrides=[*SMALL, f"model={small_model()}", *more]).config
 
 

@@ -110,7 +110,6 @@ def test_an_unfinished_checkpoint_is_ignored_and_later_ones_deleted(trained: Tra
 
 
 def flip_a_bit(path: Path) -> None:
-    """Change a byte in the middle of a file."""
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 1
     path.write_bytes(body)

@@ -43,7 +43,6 @@ def service(folder: Path) -> Iterator[RunningService]:
 
 
 def trained(folder: Path, recipe: str, output: Path, url: str | None = None, *more: str) -> RunConfig:
-    """The settings of a finished run that changed its adapter."""
     config = run_config(f"wan/{recipe}/clipscore", output, *SMALL, *more, model=str(folder), rollout_url=url)
     run.run(config)
     found = checkpoints.latest(output / "checkpoints")

@@ -24,7 +24,6 @@ Move = tuple[str, str]
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
-    """Moves of text encoders, as they happen."""
     found: list[Move] = []
     to = nn.Module.to
 

@@ -28,7 +28,6 @@ PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
 
 
 def layout(*words: str) -> str:
-    """What the command prints."""
     return accepted(main, "layout", *words).stdout
 
 

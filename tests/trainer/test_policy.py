@@ -19,7 +19,6 @@ def policy(backbone: Backbone) -> Policy:
 
 
 def move(policy: Policy, size: float = 0.05, seed: int = 0) -> None:
-    """Change the current policy by one step."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.parameters:

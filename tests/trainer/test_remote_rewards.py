@@ -52,7 +52,6 @@ def fussy() -> Iterator[str]:
 
 
 def config_of(output: Path, *overrides: str) -> RunConfig:
-    """A small run's settings."""
     return run_config("mini-sana/sol_rl/clipscore", output, *SMALL, *overrides)
 
 
@@ -108,7 +107,6 @@ BROUGHT = "tests.services.served_rewards:brightness"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A reward server of a run."""
     with serving(
         create_app(RewardSettings(rewards=(BROUGHT, "clipscore"), options_from=MODEL, device="cpu"))
     ) as address:

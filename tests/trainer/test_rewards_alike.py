@@ -69,7 +69,6 @@ def in_service(client: httpx.Client, weights: Mapping[str, float], metadata: Map
 
 
 def made(images: torch.Tensor) -> GeneratorOutput:
-    """Samples with these images."""
     solver = Euler()
     solver.history = (images,)
     return GeneratorOutput(Trajectory(images, solver), images)

@@ -14,7 +14,6 @@ from tests.support.typed import refused, typed
 
 @pytest.fixture
 def first(small_service: RunningService, loaded: Backbone) -> Iterator[str]:
-    """A run with two versions."""
     layout = adapter_layout(loaded.transformer, loaded.lora_targets)
     for version in (0, 1):
         stored = small_service.push(

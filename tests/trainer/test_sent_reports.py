@@ -144,7 +144,6 @@ def png(side: int) -> str:
 
 
 def samples() -> Any:
-    """Two samples of one prompt."""
     trained = SimpleNamespace(scores=torch.rand(2), images=torch.rand(2, 3, 8, 8))
     group = SimpleNamespace(prompt=PromptItem(id="a", text="a"), seeds=(1, 2), scores=(0.2, 0.1), trained=trained)
     explored = SimpleNamespace(version=0, iteration=0, precision="bf16", numerics="native")

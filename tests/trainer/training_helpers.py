@@ -36,18 +36,15 @@ def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
 
 
 def run_config(preset: str, output: Path, *overrides: str, **arguments: Any) -> RunConfig:
-    """A run in a folder, named after it."""
     given = {"output": output, "run": output.name, **arguments}
     return resolve(preset, overrides=overrides, arguments=given).config
 
 
 def sets(*settings: str) -> list[str]:
-    """Words of a command with these settings."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
-    """A new policy and its optimiser."""
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
     policy = Policy(backbone, config.lora, config.seed)
     policy.checkpoint_activations(LayoutSettings.of(config, blocks, 1).checkpointed or 0)
@@ -65,7 +62,6 @@ def make_samples(
 
 
 def updater(policy: Policy, backbone: Backbone, optimizer: torch.optim.Optimizer, config: RunConfig) -> Updater:
-    """The updater of a run with these settings."""
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
     return Updater(backbone, policy, optimizer, algorithm, config, Communicator())
 
@@ -78,7 +74,6 @@ def train_on(
     config: RunConfig,
     iteration: int,
 ) -> UpdateFigures:
-    """One iteration's update."""
     return updater(policy, backbone, optimizer, config).update(samples, iteration)
 
 
@@ -121,7 +116,6 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def state(folder: Path, version: int) -> dict[str, torch.Tensor]:
-    """Tensors of a run's checkpoint."""
     found: dict[str, torch.Tensor] = load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
     return found
 

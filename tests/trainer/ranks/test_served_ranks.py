@@ -22,7 +22,6 @@ def served(service: RunningService, folder: Path, *settings: str) -> list[str]:
 
 
 def train(size: int, service: RunningService, folder: Path, *settings: str) -> None:
-    """Train with this many ranks."""
     words, log = served(service, folder, *LAGGED, *settings), folder.with_suffix(".log")
     assert run(size, words, log) == 0, log.read_text()
 

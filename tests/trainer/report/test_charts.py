@@ -18,7 +18,6 @@ def tips(chart: Chart) -> list[str]:
 
 
 def labels(chart: Chart) -> list[str]:
-    """Texts of both axes."""
     return re.findall(r"<text[^>]*>(.*?)</text>", chart.drawings["small"])
 
 

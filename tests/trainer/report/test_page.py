@@ -25,7 +25,6 @@ def page_of(folder):
 
 
 def words(page):
-    """Visible text of the page."""
     text = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)
     return " ".join(re.sub(r"<[^>]*>", " ", text).split())
 

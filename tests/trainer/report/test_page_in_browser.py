@@ -62,7 +62,6 @@ def look(browser: Browser) -> Look:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished run."""
     folder = tmp_path / "run"
     folder.mkdir()
     finished_run(folder)

@@ -37,8 +37,6 @@ SMALL = (
 
 @dataclass
 class Run:
-    """A finished training."""
-
     result: Result
     metrics: list[Line]
     """Without clocks."""

@@ -44,8 +44,6 @@ PLANS = {
 
 @dataclass
 class Run:
-    """A finished training."""
-
     folder: Path
     result: Result
     notes: list[str]
