@@ -100,7 +100,8 @@ class TrajectoryBatch(MicroBatch):
     """Steps of recorded trajectories, from x at noise level t to `x_next`, float32 [B, ...].
 
     Attributes:
-        sigma, sigma_next: noise levels before and after each step, float64 [B].
+        sigma: noise level before the step, float64 [B].
+        sigma_next: noise level after it.
         log_prob: log-probability of the step when it was recorded, under the behaviour policy [B].
         solver: solver of the steps.
         levels: noise levels before all recorded steps.
