@@ -399,7 +399,7 @@ class RewardSet:
                 inputs = self._taken(name, images, prompts, metadata)
                 with calling(partial(self._name_changes, name)):
                     returned = reward(*copies(*inputs))
-                scores[name] = self._joined(name, checked_scores(name, returned, inputs[1]), len(images))
+                scores[name] = self._joined(name, returned, inputs[1], len(images))
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
@@ -430,9 +430,7 @@ class RewardSet:
                 scores |= await asyncio.to_thread(self.score, [name], images, prompts, metadata, on_scored)
             else:
                 inputs = self._taken(name, images, prompts, metadata)
-                scores[name] = self._joined(
-                    name, checked_scores(name, await ask(*copies(*inputs)), inputs[1]), len(images)
-                )
+                scores[name] = self._joined(name, await ask(*copies(*inputs)), inputs[1], len(images))
                 on_scored(name, time.monotonic() - began)
         return scores
 
@@ -452,8 +450,9 @@ class RewardSet:
             return images, prompts, metadata
         return self._rule(name).frames_of(images, prompts, metadata)
 
-    def _joined(self, name: str, scores: torch.Tensor, count: int) -> torch.Tensor:
-        """Scores [count] of images or clips, from the scores of the frames that the reward got."""
+    def _joined(self, name: str, returned: Any, prompts: Sequence[str], count: int) -> torch.Tensor:
+        """Scores [count] of images or clips, from what a reward returned for the images or frames that it got."""
+        scores = checked_scores(name, returned, prompts)
         return scores if len(scores) == count else self._rule(name).joined(scores, count)
 
 

@@ -5,13 +5,12 @@ codes of quantised values near a tie. With sizes between, padding, and `pad_to_m
 candidate's latents do not depend on the rest of its batch.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from solrl_core.sampling.cpu_threads import thread_count
+from solrl_core.sampling.cpu_threads import even_slices
 
 CHUNK_SIZE = 24
 """Largest number of candidates in a batch of a service, and by default of a trainer."""
@@ -40,9 +39,8 @@ def padded_batches(count: int, limit: int, device: torch.device) -> list[PaddedB
     """
     if device.type == "cpu":
         fewest = min(FEWEST_ON_CPU, limit)
-        number = max(math.ceil(count / min(limit, MOST_ON_CPU)), min(thread_count(), math.ceil(count / fewest)))
-        size = math.ceil(count / number)
-        return [_padded(start, min(start + size, count), fewest) for start in range(0, count, size)]
+        slices = even_slices(count, min(limit, MOST_ON_CPU), device, fewest)
+        return [_padded(part.start, part.stop, fewest) for part in slices]
     whole, quarter = gpu_batch_sizes(limit)
     cut = []
     start = 0

@@ -28,10 +28,10 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_count(), "solrl-batch", initializer=lambda: torch.set_num_threads(1))
 
 
-def even_slices(count: int, limit: int, device: torch.device) -> list[slice]:
-    """Cut `count` rows into equal slices of at most `limit`; on a CPU at least one for each thread."""
+def even_slices(count: int, limit: int, device: torch.device, fewest: int = 1) -> list[slice]:
+    """Cut `count` rows into equal slices of at most `limit`; on a CPU one a thread, if each then has `fewest` rows."""
     threads = thread_count() if device.type == "cpu" else 1
-    number = max(math.ceil(count / limit), min(threads, count))
+    number = max(math.ceil(count / limit), min(threads, math.ceil(count / fewest)))
     size = math.ceil(count / number)
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 

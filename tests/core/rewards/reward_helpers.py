@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from solrl_core.families.load import locate
 from torch import nn
 
@@ -60,10 +59,6 @@ def on_bytes(count: int, height: int, width: int) -> torch.Tensor:
     coarse = torch.rand(count, 3, height // 8, width // 8, generator=generator)
     images = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
     return (images * 255).round() / 255
-
-
-def as_pil(image: torch.Tensor) -> Image.Image:
-    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
 
 
 def reference_pairs() -> tuple[np.lib.npyio.NpzFile, list[torch.Tensor], list[str]]:

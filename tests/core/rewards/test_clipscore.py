@@ -13,13 +13,13 @@ from PIL import Image
 from solrl_core.rewards import clip
 from solrl_core.rewards.aesthetic import CHECKPOINT, REPOSITORY, Aesthetic
 from solrl_core.rewards.clipscore import ClipScore, PickScore
+from solrl_core.rewards.images import as_pil
 from tests.core.rewards.reward_helpers import (
     AESTHETIC,
     CLIP,
     ODD_SIZES,
     PROMPTS,
     Tensors,
-    as_pil,
     on_bytes,
     rewritten,
     rows_through,
@@ -46,8 +46,7 @@ def processor() -> CLIPProcessor:
 def logits(reference: CLIPModel, processor: CLIPProcessor, images: torch.Tensor) -> torch.Tensor:
     """Those of transformers of four images with PROMPTS."""
     tokens = {"padding": "max_length", "max_length": reference.config.text_config.max_position_embeddings}
-    shown = [as_pil(image) for image in images]
-    inputs = processor(text=PROMPTS, images=shown, return_tensors="pt", truncation=True, **tokens)
+    inputs = processor(text=PROMPTS, images=as_pil(images), return_tensors="pt", truncation=True, **tokens)
     found: torch.Tensor = reference(**inputs).logits_per_image.diagonal()
     return found
 

@@ -1,4 +1,4 @@
-"""Rewards: the registry, what RewardSet gives and refuses, and what a reward demands of prompts."""
+"""Rewards: what RewardSet gives and refuses, what a reward demands of prompts, and the trial on two grey images."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,14 @@ import pytest
 import torch
 from solrl_core.errors import RewardError
 from solrl_core.families import Backbone
+from solrl_core.model_options import ModelOptions
 from solrl_core.reward_registry import REWARDS
 from solrl_core.rewards import Reward, RewardSet, load_reward
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.ocr import Ocr
-from solrl_core.rewards.reward import checks_prompts, first_fault, prompt_fault, weighted_sum
+from solrl_core.rewards.reward import PlainDefaults, checks_prompts, first_fault, prompt_fault, weighted_sum
+from solrl_core.rewards.trial import try_rewards
 from tests.core.rewards.reward_helpers import CLIP, HPSV2, IMAGEREWARD
 
 
@@ -232,3 +234,50 @@ def test_loaded_and_built_in_rewards_are_checked() -> None:
     assert "no text to render" in (prompt_fault(Ocr, "a sign", {}) or "")
     assert "<|image_pad|>" in (prompt_fault(HpsV3, "a <|image_pad|>", {}) or "")
     assert prompt_fault(HpsV3, "a fox", {}) is None
+
+
+CPU = PlainDefaults(torch.device("cpu"), ModelOptions(height=16, width=32))
+
+
+def of_metadata(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    return torch.tensor([float(one["want"]) for one in metadata])
+
+
+def test_a_reward_of_metadata_is_judged_by_the_prompts_or_not_at_all() -> None:
+    rewards = RewardSet({"a": of_metadata})
+    assert try_rewards(rewards, CPU) == []
+    assert try_rewards(rewards, CPU, prompts_of=lambda name: [("one", {"want": 3})]) == ["a"]
+    with pytest.raises(RewardError, match=r"it failed on image 1 of prompt 'two': KeyError: 'want'"):
+        try_rewards(rewards, CPU, prompts_of=lambda name: [("one", {"want": 3}), ("two", {})])
+
+    @checks_prompts(lambda text, metadata: metadata["want"])
+    def demanding(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        return of_metadata(images, prompts, metadata)
+
+    assert try_rewards(RewardSet({"a": demanding}), CPU) == []
+
+
+def test_a_reward_of_clips_gets_clips() -> None:
+    def motion(clips: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        count, frames, *_ = clips.shape
+        assert (count, frames > 1, clips.ndim) == (2, True, 5)
+        return clips.mean((1, 2, 3, 4))
+
+    motion.takes_clips = True  # type: ignore[attr-defined]
+    assert try_rewards(RewardSet({"motion": motion}), CPU) == ["motion"]
+
+
+def test_a_reward_may_demand_a_size_unless_it_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    def of_64(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        if images.shape[-2:] != (64, 64):
+            raise ValueError("expected 64 x 64")
+        return images.mean((1, 2, 3))
+
+    rewards = RewardSet({"a": of_64})
+    assert try_rewards(rewards, PlainDefaults(CPU.device, ModelOptions(height=64, width=64))) == ["a"]
+    with pytest.raises(RewardError, match="expected 64 x 64"):
+        try_rewards(rewards, CPU)
+    assert try_rewards(rewards, PlainDefaults(CPU.device), side=None) == []
+    assert "it is used all the same" in caplog.messages[-1]
+    with pytest.raises(RewardError, match="object is not callable"):
+        try_rewards(RewardSet({"a": 3}), PlainDefaults(CPU.device), side=None)  # type: ignore[dict-item]
