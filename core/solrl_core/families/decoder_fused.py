@@ -26,7 +26,7 @@ from solrl_core.kernels.convolve import (
 from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.wide_attention import wide_attention
-from solrl_core.precision.fuse import FusedBlock, Mapped
+from solrl_core.precision.fuse import Mapped
 
 
 class Convolution(nn.Module):
@@ -125,14 +125,19 @@ class UpBlock(nn.Module):
         return out
 
 
-class PixelAttention(FusedBlock):
+class PixelAttention(nn.Module):
     """Self-attention over pixels, built from diffusers' `Attention` of an autoencoder."""
+
+    def __init__(self, attn: Any) -> None:
+        super().__init__()
+        self.attn = attn
 
     def forward(self, hidden_states: Tensor, temb: None = None) -> Tensor:
         """Attend and add the input: [B, C, H, W]."""
-        normed = self.group_norm(hidden_states.flatten(2)).mT
-        attended = wide_attention(self.to_q(normed), self.to_k(normed), self.to_v(normed))
-        out: Tensor = self.to_out[0](attended).mT.reshape(hidden_states.shape)
+        attn = self.attn
+        normed = attn.group_norm(hidden_states.flatten(2)).mT
+        attended = wide_attention(attn.to_q(normed), attn.to_k(normed), attn.to_v(normed))
+        out: Tensor = attn.to_out[0](attended).mT.reshape(hidden_states.shape)
         return out + hidden_states
 
 
