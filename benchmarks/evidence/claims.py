@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from fast.arms import BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
+from fast.arms import ALL, BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
 from fast.page import POOLED, beside_fast, by_preset, height, judge_at_target, preset_seconds, times_as_long
@@ -240,7 +240,15 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
     falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
-    names = {FAST: "fast", BASELINE: "base", STEEP: "steep", PLAIN: "twelve", UNEXPLORED: "four", SOL_RL: "sol_rl"}
+    names = {
+        FAST: "fast",
+        BASELINE: "base",
+        STEEP: "steep",
+        ALL: "all",
+        PLAIN: "twelve",
+        UNEXPLORED: "four",
+        SOL_RL: "sol_rl",
+    }
     return {
         **{name: pooled[arm] | {"speed_up": pooled[arm]["time"]["flux"]["90%"]} for arm, name in names.items()},
         "before": {

@@ -9,6 +9,8 @@ from paper.experiments import RESULTS, Changes, Experiment, Programme
 
 BASELINE, STEEP = "24-in-24, β 1", "24-in-24, β 1, 0.001"
 FAST, PLAIN, PAPER, UNEXPLORED = "fast", "12-in-12", "Sol-RL as published", "4-in-4"
+ALL = "24-in-24"
+"""Draws and trains as the baseline does, with the update of `fast`."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ CONFIRM = Stage(
         BASELINE: BASE,
         STEEP: ("diffusionnft", {"optimizer.learning_rate": 1e-3}),
         FAST: ("fast", {}),
+        ALL: plain(24, **FAST_UPDATE),
         PLAIN: plain(12, **FAST_UPDATE),
         UNEXPLORED: plain(4, **FAST_UPDATE),
         PAPER: ("sol_rl", {"optimizer.learning_rate": 3e-4}),

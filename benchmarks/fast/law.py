@@ -23,16 +23,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from paper.pace import first_reached
 from solrl_trainer.calibration.proposing import signal
 
-from fast.arms import BASELINE, FAST, PLAIN, UNEXPLORED
+from fast.arms import ALL, BASELINE, FAST, PLAIN, UNEXPLORED
 from fast.page import SHARES, gains, height
 
 CORRELATION = 0.9
 FAMILIES = {
-    "confirm": {FAST: (24, 4), PLAIN: (12, 12), UNEXPLORED: (4, 4)},
+    "confirm": {FAST: (24, 4), PLAIN: (12, 12), UNEXPLORED: (4, 4), ALL: (24, 24)},
     "screen 3": {"4-in-24 L4 geo20 D5": (24, 4), "6-in-24 L4 geo20 D5": (24, 6), "8-in-24 L4 geo20 D5": (24, 8)},
     "screen 4": {"4-in-24 geo20": (24, 4), "6-in-24 geo20": (24, 6), "8-in-24 geo20": (24, 8), "8-in-8 geo20": (8, 8)},
     "screen 5": {"4-in-24 L4 geo20 R": (24, 4), "6-in-24 L4 geo20 R": (24, 6), "8-in-24 L4 geo20 R": (24, 8)},
     "screen 8": {"60 it": (24, 4), "60 it, 6-in-24": (24, 6), "60 it, 12-in-12": (12, 12), "60 it, 8-in-8": (8, 8)},
+    "screen 10": {FAST: (24, 4), "6-in-24": (24, 6), "8-in-24": (24, 8)},
 }
 """Stage → arms with one update, and their candidates and kept samples."""
 
