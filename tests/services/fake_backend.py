@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
@@ -16,6 +17,7 @@ from solrl_engine.backend import Capabilities, GenerationRequest, Identity, Vers
 from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
@@ -171,6 +173,13 @@ def scored(engine: Engine, one: Chunk) -> ScoredChunk:
     """The result of a chunk that an engine makes now."""
     engine.scheduler.submit([one])
     return one.result.result(600)
+
+
+def fault_of(one: Chunk) -> ProblemError:
+    """The error that ends a chunk."""
+    with pytest.raises(ProblemError) as raised:
+        one.result.result(600)
+    return raised.value
 
 
 def pinged(engine: Engine) -> None:

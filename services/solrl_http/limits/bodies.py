@@ -17,18 +17,21 @@ RATE = 16 * 1024
 RETRY_AFTER_S = 5
 
 
-Refuse = Callable[[str, int, int, int], Exception]
-"""(whose bytes, bytes so far, further bytes, limit) → the error of bytes that have no room."""
-
-
 class InflightBytes:
     """A budget for bytes of requests in memory: in total and by tenant."""
 
-    def __init__(self, limit: int, tenant_limit: int, refuse: Refuse | None = None) -> None:
-        """`refuse`: the error of `reserve`; by default the error for request bodies and images in answers."""
+    def __init__(
+        self,
+        limit: int,
+        tenant_limit: int,
+        of: str = "bodies and images",
+        where: str = "body",
+        setting: str = "max_inflight_bytes",
+    ) -> None:
+        """For refusals: `of` are the things that have the bytes, `where` a request names them, `setting` the limit."""
         self._limit = limit
         self._tenant_limit = tenant_limit
-        self._refuse = refuse or _too_many_bytes
+        self._of, self._where, self._setting = of, where, setting
         self._by_tenant: Counter[str | None] = Counter()
 
     @property
@@ -40,12 +43,20 @@ class InflightBytes:
         """Count `size` more bytes.
 
         Raises:
-            Refusal, ProblemError: 503 `too-many-bytes`; nothing is counted.
+            Refusal: 503 `too-many-bytes`; nothing is counted.
         """
-        if self.reserved + size > self._limit:
-            raise self._refuse("all requests", self.reserved, size, self._limit)
-        if self._by_tenant[tenant] + size > self._tenant_limit:
-            raise self._refuse("the tenant's requests", self._by_tenant[tenant], size, self._tenant_limit)
+        of_all = ("all requests", self.reserved, self._limit)
+        for whose, reserved, limit in (of_all, ("the tenant's requests", self._by_tenant[tenant], self._tenant_limit)):
+            if reserved + size > limit:
+                raise Refusal(
+                    ProblemKind.TOO_MANY_BYTES,
+                    f"{self._of} of {whose} have {reserved} bytes now, and {size} more would exceed the limit",
+                    headers={"Retry-After": str(RETRY_AFTER_S)},
+                    where=self._where,
+                    got=size,
+                    expected=f"at most {max(0, limit - reserved)} bytes now",
+                    action=f"send the same request again later, or raise {self._setting} of the service",
+                )
         self._by_tenant[tenant] += size
 
     def release(self, tenant: str | None, size: int) -> None:
@@ -173,18 +184,6 @@ def _body_too_large(got: str, limit: int, setting: str) -> Refusal:
         got=got,
         expected=f"at most {limit} bytes",
         action=f"send less at a time, or raise {setting} of the service",
-    )
-
-
-def _too_many_bytes(whose: str, reserved: int, size: int, limit: int) -> Refusal:
-    return Refusal(
-        ProblemKind.TOO_MANY_BYTES,
-        f"bodies and images of {whose} have {reserved} bytes now, and {size} more would exceed the limit",
-        headers={"Retry-After": str(RETRY_AFTER_S)},
-        where="body",
-        got=size,
-        expected=f"at most {limit - reserved} bytes now",
-        action="send the same request again later, or raise max_inflight_bytes of the service",
     )
 
 

@@ -29,7 +29,7 @@ class AdapterMemory:
     """Bytes of adapters of accepted requests. Content that several requests of a tenant share counts once."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
-        self._budget = InflightBytes(limit, tenant_limit, _too_many_bytes)
+        self._budget = InflightBytes(limit, tenant_limit, "adapters", "body.adapter", "max_queued_adapter_bytes")
         self._requests: Counter[_Key] = Counter()
 
     @property
@@ -40,7 +40,7 @@ class AdapterMemory:
         """Count `content` for one more request of a tenant; returns what ends that, however often it is called.
 
         Raises:
-            ProblemError: 503 `too-many-bytes`: there is no room for it.
+            Refusal: 503 `too-many-bytes`: there is no room for it.
         """
         key = tenant, content
         if not self._requests[key]:
@@ -108,7 +108,8 @@ class Adapters:
         """A stored version, decoded; its bytes count until the result is released.
 
         Raises:
-            ProblemError: the run or version is unknown, it is another model's, or there is no room for it.
+            ProblemError: the run or version is unknown, or it is another model's.
+            Refusal: there is no room for it.
         """
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
@@ -179,15 +180,3 @@ class Adapters:
         if content in self._cached:
             self._cached.move_to_end(content)
         return self._decoded.get(content)
-
-
-def _too_many_bytes(whose: str, reserved: int, size: int, limit: int) -> ProblemError:
-    return ProblemError(
-        ProblemKind.TOO_MANY_BYTES,
-        f"the adapters of {whose} have {reserved} bytes until they are served, and {size} more would exceed the limit",
-        retry_after=5,
-        where="body.adapter",
-        got=size,
-        expected=f"at most {max(0, limit - reserved)} bytes now",
-        action="send the same request again later, or raise max_queued_adapter_bytes of the service",
-    )

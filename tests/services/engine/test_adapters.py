@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_http.problem_responses import Refusal
 from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
@@ -178,10 +179,10 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
     size = (await store.info("tenant", "run", 0)).size
     adapters = adapters_of(store, 2 * size)
     held = [await fetch(adapters, version) for version in (0, 0, 0, 1)]
-    with pytest.raises(ProblemError) as refused:
+    with pytest.raises(Refusal) as refused:
         await fetch(adapters, 2)
     assert (refused.value.problem.got, refused.value.problem.expected) == (size, "at most 0 bytes now")
-    assert refused.value.retry_after == 5
+    assert refused.value.headers == {"Retry-After": "5"}
     held.pop().release()
     third = await fetch(adapters, 2)
     third.release()
@@ -195,11 +196,13 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
 async def test_a_tenant_holds_no_more_than_its_part() -> None:
     held = AdapterMemory(limit=100, tenant_limit=60)
     first = held.reserve("a", ("mini", "x"), 50)
-    with pytest.raises(ProblemError, match="tenant's requests have 50 bytes"):
+    with pytest.raises(Refusal) as refused:
         held.reserve("a", ("mini", "y"), 20)
+    assert "tenant's requests have 50 bytes" in refused.value.problem.detail
     others = held.reserve("b", ("mini", "x"), 50)
-    with pytest.raises(ProblemError, match="all requests have 100 bytes"):
+    with pytest.raises(Refusal) as refused:
         held.reserve("c", ("mini", "x"), 1)
+    assert "all requests have 100 bytes" in refused.value.problem.detail
     first()
     assert held.bytes == 50
     others()

@@ -18,7 +18,7 @@ from solrl_rollout.engine.work import ScoredChunk
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job, running_engine, scored
+from tests.services.fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, fault_of, job, running_engine, scored
 from tests.support.service_helpers import MODEL, adapter_file, adapter_headers, client_of, problem, rollout_request
 
 FATAL = "tests.services.faulty_rewards:fatal"
@@ -41,8 +41,7 @@ def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
         (ping,) = engine.ping()
         gate.opened.set()
         ping.result(600)
-        with pytest.raises(ProblemError):
-            running.result.result(600)
+        fault_of(running)
         with pytest.raises(CancelledError):
             waiting.result.result(600)
         assert torch.equal(other.result.result(600).rewards[REWARD], initial_noise(range(4), SHAPE).mean((1, 2, 3)))
@@ -121,9 +120,7 @@ def test_the_engine_survives_a_failed_chunk_and_ends_if_its_backend_dies() -> No
         failed, waiting = chunk(job(), "fatal"), chunk(job())
         engine.scheduler.submit([failed, waiting])
         for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
-            with pytest.raises(ProblemError) as refused:
-                one.result.result(600)
-            assert refused.value.problem.kind == kind
+            assert fault_of(one).problem.kind == kind
     assert engine.scheduler.dead
 
 

@@ -25,7 +25,17 @@ from solrl_rollout.engine.workers import process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, running_engine, settle
+from tests.services.fake_backend import (
+    REWARD,
+    SHAPE,
+    Events,
+    FakeBackend,
+    Observed,
+    engine_of,
+    fault_of,
+    running_engine,
+    settle,
+)
 from tests.services.reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 
 HELD = "tests.services.served_rewards:held"
@@ -158,8 +168,7 @@ def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
         settle(engine)
         sleep(0.2)  # the thread sleeps by now, and must be woken
         engine.cancel(waits.job)
-        with pytest.raises(ProblemError):
-            waits.result.result(600)
+        fault_of(waits)
         backend.events.wait_for("*c")
         assert not asked.result.done()
         open_gate(tmp_path)
@@ -193,9 +202,8 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         until(lambda: server.waiting == (BOUND - 1) * COUNT)
         server.close()
         for one in chunks:
-            with pytest.raises(ProblemError) as caught:
-                one.result.result(600)
-            assert (caught.value.retry_after, caught.value.problem.where) == (5, f"prompts.{one.prompt.id}")
+            fault = fault_of(one)
+            assert (fault.retry_after, fault.problem.where) == (5, f"prompts.{one.prompt.id}")
         other = chunk("g", tmp_path, REWARD)
         engine.scheduler.submit([other])
         assert_scored(other)
@@ -271,8 +279,7 @@ def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
         monkeypatch.setattr(LocalWorker, "_check_device", find_broken)
         one = chunk("a", tmp_path)
         engine.scheduler.submit([one])
-        with pytest.raises(ProblemError):
-            one.result.result(600)
+        fault_of(one)
         until(lambda: engine.scheduler.dead)
 
 
