@@ -113,9 +113,11 @@ class HttpSettings(BaseSettings):
     @property
     def tenant_inflight_bytes(self) -> int:
         """Maximum bytes in memory of one tenant's request bodies."""
-        if self.token_file is None:
-            return self.max_inflight_bytes
-        return max(self.max_inflight_bytes // 2, self.max_body_bytes)
+        return self.tenant_share(self.max_inflight_bytes, self.max_body_bytes)
+
+    def tenant_share(self, limit: int, *largest: int) -> int:
+        """One tenant's share of a limit: with tokens half of it, but room for one of the largest."""
+        return limit if self.token_file is None else max(limit // 2, *largest)
 
     @model_validator(mode="before")
     @classmethod

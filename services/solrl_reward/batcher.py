@@ -264,7 +264,8 @@ class Batcher:
                 return [self._problem(error) for _ in batch]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
             return [result for request in batch for result in self._score_each([request], progress)]
-        split = {name: values.split([len(request.images) for request in batch]) for name, values in scores.items()}
+        sizes = [len(request.images) for request in batch]
+        split = {name: torch.split(values, sizes) for name, values in scores.items()}
         return [{name: parts[i] for name, parts in split.items()} for i in range(len(batch))]
 
     def _score(self, images: Images, progress: _Progress) -> Scores:

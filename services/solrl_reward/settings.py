@@ -80,7 +80,7 @@ class RewardSettings(HttpSettings, Scoring):
     @property
     def tenant_images(self) -> int:
         """Maximum number of one tenant's waiting images."""
-        return self.queue_limit if self.token_file is None else max(self.queue_limit // 2, MAX_SCORED_IMAGES)
+        return self.tenant_share(self.queue_limit, MAX_SCORED_IMAGES)
 
     @property
     def torch_device(self) -> str:

@@ -10,18 +10,7 @@ from solrl_http.command_line import from_environment, parse_command
 from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_RULE
 
-from solrl_rollout.options import (
-    COMMANDS,
-    Check,
-    Command,
-    RolloutDoctor,
-    ServeRollouts,
-    ServingMemory,
-    TokenCreate,
-    TokenList,
-    TokenRevoke,
-    Tokens,
-)
+from solrl_rollout import options
 from solrl_rollout.settings import RolloutSettings
 
 PROGRAM = "solrl-rollout"
@@ -29,40 +18,40 @@ PROGRAM = "solrl-rollout"
 
 def main() -> None:
     """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
-    parse = partial(parse_command, PROGRAM, "The rollout service of solrl.", COMMANDS, RolloutSettings)
+    parse = partial(parse_command, PROGRAM, "The rollout service of solrl.", options.COMMANDS, RolloutSettings)
     run_program(PROGRAM, parse, _run)
 
 
-def _run(command: Command) -> int:
+def _run(command: options.Command) -> int:
     match command:
-        case ServeRollouts():
+        case options.ServeRollouts():
             from solrl_rollout.serve import serve
 
             serve(command.settings)
-        case RolloutDoctor():
+        case options.RolloutDoctor():
             from solrl_core.diagnosis import show
 
             from solrl_rollout import doctor
 
             return show(f"{PROGRAM} doctor", doctor.check(command.settings))
-        case Check():
+        case options.Check():
             from solrl_rollout.check import check, read_prompts
 
             return check(command, read_prompts(command.prompts, command.groups))
-        case ServingMemory():
+        case options.ServingMemory():
             from solrl_rollout.memory_report import plan
 
             plan(command)
-        case Tokens():
+        case options.Tokens():
             _manage_tokens(command.action, from_environment(RolloutSettings).token_file)
     return 0
 
 
-def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path | None) -> None:
+def _manage_tokens(action: options.TokenCreate | options.TokenList | options.TokenRevoke, default: Path | None) -> None:
     path = action.file or default
     if path is None:
         raise ValueError("got no token file; pass one with --file or SOLRL_TOKEN_FILE")
-    if isinstance(action, TokenList):
+    if isinstance(action, options.TokenList):
         tokens = read_tokens(path)
         print(f"{'id':10}{'tenant':20}{'scopes':22}{'created':12}expires")
         for token in tokens:
@@ -70,7 +59,7 @@ def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path 
                 f"{token.expires:%Y-%m-%d %H:%M}{' (expired)' if token.expired else ''}" if token.expires else "never"
             )
             print(f"{token.id:10}{token.tenant:20}{' '.join(token.scopes):22}{token.created:%Y-%m-%d}  {ends}")
-    elif isinstance(action, TokenRevoke):
+    elif isinstance(action, options.TokenRevoke):
         token = revoke_token(path, action.id)
         print(f"token {token.id} of {token.tenant} is revoked")
     else:

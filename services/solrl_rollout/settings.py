@@ -224,16 +224,12 @@ class RolloutSettings(HttpSettings, Hosting):
     @property
     def tenant_inflight_bytes(self) -> int:
         """Maximum bytes of one tenant's request bodies, and requested images, in memory."""
-        if self.token_file is None:
-            return self.max_inflight_bytes
-        return max(self.max_inflight_bytes // 2, self.max_adapter_bytes, self.max_body_bytes)
+        return self.tenant_share(self.max_inflight_bytes, self.max_adapter_bytes, self.max_body_bytes)
 
     @property
     def tenant_queued_adapter_bytes(self) -> int:
         """Bytes of the adapters that one tenant's requests hold in memory."""
-        if self.token_file is None:
-            return self.max_queued_adapter_bytes
-        return max(self.max_queued_adapter_bytes // 2, self.max_adapter_bytes)
+        return self.tenant_share(self.max_queued_adapter_bytes, self.max_adapter_bytes)
 
     @property
     def models(self) -> list["ModelSpec"]:

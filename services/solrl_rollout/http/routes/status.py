@@ -45,22 +45,6 @@ router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 Body = TypeVar("Body", bound=Message)
 
 
-async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
-    """The tenant's view of the service, with curves only for runs that reported after revision `since`."""
-    runs = (await service.store.runs(tenant)).runs
-    progress = await service.store.progress(tenant, [run.run for run in runs])
-    activities = await service.store.activities(tenant, [run.run for run in runs])
-    statuses = [await _run(service, tenant, run, progress.get(run.run), activities.get(run.run), since) for run in runs]
-    waiting, busy = service.engine.waiting(tenant)
-    return StatusAnswer(
-        service=_service(service, tenant),
-        queue=_queue(service, waiting),
-        throughput=service.engine.scheduler.throughput.of_tenant(tenant, busy=busy),
-        runs=tuple(statuses),
-        revision=max((iteration.revision for iteration in progress.values()), default=0),
-    )
-
-
 async def _run(
     service: Service,
     tenant: str,
@@ -150,7 +134,20 @@ async def get_status(
     request: Request, service: ServiceDep, caller: CallerDep, since: Annotated[int, Query(ge=0, lt=2**53)] = 0
 ) -> Response:
     """Runs and their curves, queue and throughput of the caller's tenant; `since`: only curves that changed later."""
-    return _answer(request, await status(service, caller.tenant, since))
+    tenant = caller.tenant
+    runs = (await service.store.runs(tenant)).runs
+    progress = await service.store.progress(tenant, [run.run for run in runs])
+    activities = await service.store.activities(tenant, [run.run for run in runs])
+    statuses = [await _run(service, tenant, run, progress.get(run.run), activities.get(run.run), since) for run in runs]
+    waiting, busy = service.engine.waiting(tenant)
+    answer = StatusAnswer(
+        service=_service(service, tenant),
+        queue=_queue(service, waiting),
+        throughput=service.engine.scheduler.throughput.of_tenant(tenant, busy=busy),
+        runs=tuple(statuses),
+        revision=max((iteration.revision for iteration in progress.values()), default=0),
+    )
+    return _answer(request, answer)
 
 
 @router.get("/runs/{run}/iterations", response_model=RunDetail)
