@@ -12,6 +12,7 @@ from tests.docs.fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
 TASKS = [f"docs/{name}.md" for name in ("train", "flow-grpo", "images-and-pairs", "troubleshooting", "memory")]
+OPERATORS = [f"docs/{name}.md" for name in ("five-people", "deploy", "monitor", "failures", "scale-out")]
 PAGES = ["README.md", "CONTRIBUTING.md", *TASKS, "docs/many-gpus.md", "docs/python.md", *EXTENDING]
 LINKED = [
     "README.md",
@@ -75,3 +76,43 @@ def headings(page: Path) -> set[str]:
     """The anchors that GitHub gives to a page's headings."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+EVIDENCE = ["docs/findings.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/evidence/*.md"))]
+LINK = re.compile(r"\]\([^)]*\)")
+NOT_COUNTED = re.compile(r"`[^`]*`|\[[^\]A-Za-z]*,[^\]A-Za-z]*\]|\d+-in-\d+|\bmini-\w+|\b[A-Z][A-Za-z]*\.?\d[\d.]*")
+"""Code, intervals, and names with digits, which are no figures."""
+
+
+@pytest.mark.parametrize("page", ["README.md", *TASKS, *OPERATORS, *EVIDENCE])
+def test_pages_can_be_read(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert hard_to_read(text, figures=2 if page in ("README.md", *EVIDENCE) else 6) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a " * 26, f"| x | {'a ' * 26}|", "[a](b), [c](d) and [e](f)", "From 1 to 2 [1, 3], then 3, 4, 5, 6 and 7."],
+)
+def test_text_that_is_hard_to_read_is_noticed(text: str) -> None:
+    assert len(hard_to_read(text)) == 1
+    assert hard_to_read(text.replace("a " * 2, "a ", 1).replace(" and [e](f)", "").replace(" and 7", "")) == []
+
+
+def hard_to_read(text: str, figures: int = 6) -> list[str]:
+    """Sentences and cells of more than 25 words, sentences of more than two links, paragraphs of more than `figures`.
+
+    A paragraph that lists commands or tables may have any number of links.
+    """
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "!["))]
+    cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
+    prose = "\n".join("" if line.startswith("|") else line for line in lines)
+    hard = [cell for cell in cells if len(LINK.sub("]", cell).split()) > 25]
+    for paragraph in re.split(r"\n\s*\n|^ *(?:-|\d+\.) ", prose, flags=re.MULTILINE):
+        sentences = re.split(r"[.:?;]\**\s+| · ", paragraph)
+        links = 99 if re.match(r"\*(Commands|Figures):", paragraph) else 2
+        hard += [one for one in sentences if len(LINK.sub("]", one).split()) > 25 or len(LINK.findall(one)) > links]
+        if len(re.findall(r"\d+(?:[.,]\d+)*", NOT_COUNTED.sub("", LINK.sub("]", paragraph)))) > figures:
+            hard.append(paragraph)
+    return hard

@@ -4,11 +4,10 @@ import re
 
 import pytest
 from tests.docs.fences import ROOT
-from tests.docs.test_commands import TASKS
+from tests.docs.test_commands import EVIDENCE, TASKS
 
 GLOSSARY = "glossary.md"
 TERMS = re.findall(r"\*\*([^*]+)\*\*", (ROOT / "docs" / GLOSSARY).read_text(encoding="utf-8"))
-EVIDENCE = ["docs/findings.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/evidence/*.md"))]
 PAGES = [*TASKS, *EVIDENCE, *(f"docs/{name}.md" for name in ("checkpoints", "five-people", "monitor", "failures"))]
 NEAR = 700
 """Characters from the first use of a term to its explanation."""
