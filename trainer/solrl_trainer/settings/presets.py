@@ -1,7 +1,8 @@
 """Presets `<model>/<recipe>/<reward>`, composed from the files in `settings/models` and `settings/recipes`.
 
 Later layers override earlier ones: field defaults, model, recipe, recipe for the model, reward, YAML files in their
-order, `--set key=value`. The source of every value is recorded for a dry run.
+order, `--set key=value`. The source of every value is recorded for a dry run. A recipe's file names models with equal
+settings together: `wan, wan-14b:`.
 """
 
 import logging
@@ -82,7 +83,11 @@ RECIPES = {
     name: Recipe(
         content["description"],
         _flatten(content.get("settings", {})),
-        {model: _flatten(settings) for model, settings in content.get("models", {}).items()},
+        {
+            model: _flatten(settings)
+            for models, settings in content.get("models", {}).items()
+            for model in models.split(", ")
+        },
     )
     for name, content in _read("recipes").items()
 }
