@@ -127,12 +127,6 @@ class RolloutClient:
     ) -> None:
         self.close()
 
-    def with_patience(self, seconds: float) -> "RolloutClient":
-        """A client with a different patience. It shares this client's connections and closes with it."""
-        client = copy.copy(self)
-        client._patience = seconds
-        return client
-
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -242,7 +236,8 @@ class RolloutClient:
         Raises:
             ProblemError: unreachable, or 404 `run-not-found` or `version-not-found` after `seconds`.
         """
-        waiting = self.with_patience(seconds)
+        waiting = copy.copy(self)
+        waiting._patience = seconds
         waiting._awaited |= {ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND}
         return waiting._document(AdapterInfo, "GET", f"/v1/runs/{run}/adapters/{version}")
 

@@ -52,7 +52,6 @@ class HttpReward(ABC):
         timeout: float,
         patience: float,
         *,
-        pause: float = 0.5,
         connections: int | None = None,
         on_wait: OnWait = ignore,
     ) -> None:
@@ -60,7 +59,7 @@ class HttpReward(ABC):
         self.timeout = timeout
         self._name = name
         self._sends_token = token is not None
-        self._retries = partial(Retries, patience, pause, server=at, on_wait=on_wait)
+        self._retries = partial(Retries, patience, server=at, on_wait=on_wait)
         bearer = bearer_token(token) if token else None
         self._http = async_http_client(
             at,

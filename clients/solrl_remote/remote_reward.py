@@ -87,7 +87,6 @@ class RemoteReward(HttpReward):
         batch_size: most images in a request.
         patience: seconds to retry when the server does not answer, or answers that it may later; scores also when its
             answer cannot be used.
-        pause: seconds before the first retry.
         digest: digest that the reward must have; None asks the server for it.
         connect: whether None asks now; otherwise, `connect` does before anything else.
         send_token: whether requests have this program's token for reward servers.
@@ -111,7 +110,6 @@ class RemoteReward(HttpReward):
         timeout: float | None = None,
         batch_size: int = 32,
         patience: float = 0.0,
-        pause: float = 0.5,
         digest: str | None = None,
         connect: bool = True,
         send_token: bool = True,
@@ -122,7 +120,7 @@ class RemoteReward(HttpReward):
         batches(0, batch_size)
         at = check_url(at, f"address of reward {name!r}", TOKEN)
         token = TOKEN if send_token else None
-        super().__init__(name, at, token, timeout or TIMEOUT, patience, pause=pause, on_wait=on_wait)
+        super().__init__(name, at, token, timeout or TIMEOUT, patience, on_wait=on_wait)
         self._batch_size = batch_size
         self._source = "as the request says" if digest else "as when this program connected"
         self._given_timeout = timeout

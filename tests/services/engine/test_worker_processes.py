@@ -225,15 +225,6 @@ def test_a_worker_ends_with_its_front() -> None:
 
 
 @pytest.mark.release
-def test_workers_end_when_the_service_is_killed() -> None:
-    with running_service("--workers", "2", ends_with=-signal.SIGKILL) as service:
-        workers = workers_of(service)
-        service.send(rollout_request(count=480, steps=100)).socket.close()
-        service.process.kill()
-        assert_gone(workers)
-
-
-@pytest.mark.release
 @pytest.mark.parametrize(
     ("load_backend", "error", "said"),
     [
