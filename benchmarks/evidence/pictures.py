@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from evidence.claims import MODELS, TITLES, Read, times, titled
-from fast.arms import BASELINE, FAST, PAPER, PLAIN, UNEXPLORED
+from fast.arms import ALL, BASELINE, FAST, PAPER, PLAIN, UNEXPLORED
+from fast.cost import fast_run, seconds_of_prompt
 from fast.page import figures as of_recipes
 from fast.page import gains, height
 from paper.intervals import over_seeds
@@ -18,7 +19,8 @@ RECIPES = {
     FAST: ("fast, 4-in-24", "C0"),
     UNEXPLORED: ("not exploring, 4-in-4", "C3"),
     PLAIN: ("not exploring, 12-in-12", "C2"),
-    BASELINE: ("24-in-24", "C7"),
+    ALL: ("not exploring, 24-in-24", "C4"),
+    BASELINE: ("24-in-24, β 1", "C7"),
     PAPER: ("Sol-RL, 24-in-96", "C1"),
 }
 """Arm → its name and its colour."""
@@ -61,8 +63,8 @@ def speed(read: Read, path: Path) -> None:
     recipes = {
         "24-in-24": "24-in-24",
         "naive": "naive scaling:\n24-in-96, BF16",
-        "sol_rl": "Sol-RL,\nsix steps",
-        "sol_rl, 4 fitted steps": "Sol-RL, four\nfitted steps",
+        "sol_rl": "Sol-RL,\n24-in-96",
+        "fast": "fast,\n4-in-24",
     }
     phases = {"explore": ("draw or explore", "C2"), "regenerate": ("regenerate", "C1"), "train": ("train", "C7")}
     with style.figure(WIDTH, 560) as figure:
@@ -70,13 +72,14 @@ def speed(read: Read, path: Path) -> None:
         for model, axes in zip(MODELS, panels, strict=True):
             trained = parts[model, "training"]["s"]
             parts[model, "24-in-24"] = {phase: parts[model, "naive"][phase] / 4 for phase in ("explore", "regenerate")}
+            parts[model, "fast"] = seconds_of_prompt(fast_run(model), model)
             naive = parts[model, "naive"]["s"] + trained
             for at, recipe in enumerate(recipes):
-                row, total = parts[model, recipe] | {"train": trained}, 0.0
+                row, total = {"train": trained} | parts[model, recipe], 0.0
                 for phase, (said, colour) in phases.items():
                     axes.barh(at, row[phase], left=total, color=colour, label=None if at else said)
                     total += row[phase]
-                times = f", {naive / total:.2f} ×" if recipe.startswith("sol_rl") else ""
+                times = f", {naive / total:.2f} ×" if recipe == "sol_rl" else ""
                 _beside(axes, f"{total:.1f} s{times}", (total, at), fontweight="bold")
             axes.set(title=NAMES[model], xlim=(0, 1.25 * naive))
             axes.set_yticks(range(len(recipes)), recipes.values())
@@ -147,7 +150,7 @@ def recipes(read: Read, path: Path) -> None:
                 _curve(axes, hours, [mean.mean for mean in means], limits, colour)
                 fallen += [said.partition(",")[0]] if means[-1].mean < 0 else []
             if fallen:
-                axes.text(0.03, 0.05, f"{' and '.join(fallen)}\nend below 0", transform=axes.transAxes)
+                axes.text(0.03, 0.02, f"{' and '.join(fallen)}\nend below 0", transform=axes.transAxes, fontsize=9)
             best = np.mean([height(row) for row in rows if (row["world"], row["arm"]) == (world, BASELINE)])
             axes.axhline(0.9 * best, color="C7", linestyle="--", linewidth=1)
             if axes is panels[1, 1]:
