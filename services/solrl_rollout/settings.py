@@ -90,7 +90,7 @@ class Hosting(BaseSettings):
     ray: one on each GPU of the Ray cluster of this machine; ray:N: N of them, also on CPUs. See docs/scale-out.md."""
 
     engine: Literal["solrl", "vllm-omni"] = "solrl"
-    """Computes the transformer; vllm-omni (FLUX.1 and SD3.5) needs an environment of its own, see docs/scale-out.md."""
+    """Computes the transformer; vllm-omni needs the packages of deploy/vllm-omni.lock, see docs/scale-out.md."""
 
     engine_options: Annotated[dict[str, Any], JSON_OPTION] = Field(default_factory=dict)
     """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""

@@ -26,7 +26,7 @@ def locked_with_hashes(path: Path) -> dict[str, str]:
 def test_the_lock_file_has_hashes_and_the_versions_that_the_backend_accepts() -> None:
     locked = locked_with_hashes(ROOT / support.LOCK)
     assert {name: locked[name] for name in support.VERSIONS} == support.VERSIONS
-    assert locked["torch"] == "2.11.0"
+    assert locked["torch"] == "2.13.0"
     for requirement in map(Requirement, PROJECT):
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
     command = (ROOT / "deploy" / "lock-vllm-omni").read_text()

@@ -1,6 +1,6 @@
 """vLLM-Omni's call surface with a small engine behind it, in this process, on a CPU.
 
-Names, parameters and the order of calls are those of vllm 0.26.0 and vllm-omni 0.26.0: `test_vllm_omni_wheel.py`
+Names, parameters and the order of calls are those of vllm 0.30.0 and vllm-omni 0.30.0: `test_vllm_omni_wheel.py`
 compares them with the wheel. The engine computes with diffusers' transformer, its projections fused as vLLM-Omni fuses
 them, adds adapters to their outputs, and passes every request through pickle as between vLLM-Omni's processes.
 """
@@ -71,6 +71,7 @@ class OmniDiffusionConfig:
     max_cpu_loras: int | None = None
     custom_pipeline_args: dict[str, Any] | None = None
     worker_extension_cls: str | None = None
+    distributed_executor_backend: str | None = None
     tf_model_config: Any = None
 
     @classmethod
@@ -184,32 +185,22 @@ class FluxTransformer2DModel(diffusers.FluxTransformer2DModel):
 class LoraLinear(nn.Module):
     """A linear layer whose output's slices each have an adapter added."""
 
-    tp_rank = 0
-
     def __init__(self, base: nn.Linear, slices: int) -> None:
         super().__init__()
         self.base_layer = base
         self.n_slices = slices
-        self.lora_a_stacked: list[torch.Tensor] = []
-        self.lora_b_stacked: list[torch.Tensor] = []
         self.reset_lora()
 
     def reset_lora(self) -> None:
-        outs = self.base_layer.out_features // self.n_slices
-        self.lora_a_stacked = [torch.zeros(1, 1, 64, self.base_layer.in_features) for _ in range(self.n_slices)]
-        self.lora_b_stacked = [torch.zeros(1, 1, outs, 64) for _ in range(self.n_slices)]
-
-    def set_lora(self, place: int, lora_a: torch.Tensor, lora_b: torch.Tensor) -> None:
-        self.lora_a_stacked[place][0, 0, : len(lora_a)] = lora_a
-        self.lora_b_stacked[place][0, 0, :, : lora_b.shape[1]] = lora_b
+        outs, ins = self.base_layer.weight.shape
+        self.loras = [(torch.zeros(1, ins), torch.zeros(outs // self.n_slices, 1))] * self.n_slices
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pairs = zip(self.lora_a_stacked, self.lora_b_stacked, strict=True)
-        return self.base_layer(x) + torch.cat([x @ a[0, 0].T @ b[0, 0].T for a, b in pairs], -1)
+        return self.base_layer(x) + torch.cat([x @ a.T @ b.T for a, b in self.loras], -1)
 
 
 class LoraManager:
-    """Like vLLM-Omni's, it leaves out the modules that it does not know, without an error."""
+    """Like vLLM-Omni's, it keeps an adapter that it could not bind to its layers."""
 
     def __init__(self, pipeline: nn.Module, cached: int) -> None:
         self._pipeline = pipeline
@@ -226,17 +217,22 @@ class LoraManager:
         number = None if lora_request is None else lora_request.lora_int_id
         if number == self._active:
             return
-        if lora_request is not None:
-            if lora_request.lora_int_id not in self._adapters:
-                self._load(lora_request)
-            self._adapters[lora_request.lora_int_id] = self._adapters.pop(lora_request.lora_int_id)  # the newest
-        for name, layer in self._lora_modules.items():
+        if lora_request is not None and number not in self._adapters:
+            self._load(lora_request)
+        self._active = None
+        for layer in self._lora_modules.values():
             layer.reset_lora()
-            for place, module in enumerate(self._parts(name) if number is not None else []):
-                assert number is not None
-                if (lora_a := self._adapters[number].get(f"base_model.model.{module}.lora_A.weight")) is not None:
-                    lora_b = self._adapters[number][f"base_model.model.{module}.lora_B.weight"]
-                    layer.set_lora(place, lora_a, lora_b)
+        if number is None:
+            return
+        adapter = self._adapters[number] = self._adapters.pop(number)  # the newest
+        unbound = {key.rpartition(".lora_")[0] for key in adapter}
+        for name, layer in self._lora_modules.items():
+            for place, part in enumerate(self._parts(name)):
+                if (module := f"base_model.model.{part}") in unbound:
+                    unbound.remove(module)
+                    layer.loras[place] = adapter[f"{module}.lora_A.weight"], adapter[f"{module}.lora_B.weight"]
+        if unbound:
+            raise ValueError(f"LoRA adapter {number} binding is incomplete: unbound modules={sorted(unbound)}")
         self._active = number
 
     def remove_adapter(self, adapter_id: int) -> bool:
@@ -295,6 +291,7 @@ class DiffusionEngine:
 
     def __init__(self, od_config: OmniDiffusionConfig, scheduler: StepScheduler | None = None) -> None:
         assert od_config.step_execution
+        assert od_config.distributed_executor_backend == "mp"
         assert od_config.custom_pipeline_args is not None
         od_config.dtype = torch.float32  # this processor's
         self.executor = self
@@ -319,9 +316,14 @@ class DiffusionEngine:
 
     @torch.inference_mode()
     def add_req_and_wait_for_response(self, request: OmniDiffusionRequest) -> DiffusionOutput:
+        assert not self.closed
         self.scheduler.add_request(request)
         while True:
-            scheduled, finished = self.scheduler.schedule()
+            try:
+                scheduled, finished = self.scheduler.schedule()
+            except Exception:
+                self.closed = True
+                raise
             assert scheduled is request
             try:
                 output = self._step(request, finished)
@@ -382,7 +384,7 @@ SURFACE: dict[str, tuple[Any, ...]] = {
     "vllm_omni.diffusion.diffusion_engine": (DiffusionEngine,),
     "vllm_omni.diffusion.distributed.utils": (get_local_device,),
     "vllm_omni.diffusion.model_loader.diffusers_loader": (DiffusersPipelineLoader,),
-    "vllm_omni.diffusion.models.flux": (FluxTransformer2DModel,),
+    "vllm_omni.diffusion.models.flux.flux_transformer": (FluxTransformer2DModel,),
     "vllm_omni.diffusion.request": (OmniDiffusionRequest,),
     "vllm_omni.diffusion.sched": (StepScheduler,),
     "vllm_omni.diffusion.sched.interface": (DiffusionRequestStatus,),

@@ -28,8 +28,6 @@ OURS = {
     "vllm_omni.diffusion.executor.multiproc_executor": {
         "MultiprocDiffusionExecutor": ["check_health", "collective_rpc", "shutdown"]
     },
-    "vllm_omni.diffusion.models.flux.flux_transformer": {"FluxTransformer2DModel": ["forward", "load_weights"]},
-    "vllm_omni.diffusion.models.sd3.sd3_transformer": {"SD3Transformer2DModel": ["forward", "load_weights"]},
 }
 
 
@@ -127,19 +125,27 @@ def test_the_pipeline_takes_what_the_runner_gives(name: str) -> None:
     assert parameters(ours) == parameters(theirs)
 
 
-def test_the_transformers_take_what_the_families_give() -> None:
-    shared = {"encoder_hidden_states", "pooled_projections", "timestep", "return_dict"}
-    flux = methods("vllm_omni.diffusion.models.flux.flux_transformer", "FluxTransformer2DModel")["forward"]
-    sd3 = methods("vllm_omni.diffusion.models.sd3.sd3_transformer", "SD3Transformer2DModel")["forward"]
-    assert shared | {"guidance", "img_ids", "txt_ids"} <= set(parameters(flux))
-    assert shared <= set(parameters(sd3))
+@pytest.mark.parametrize(
+    ("family", "arguments"),
+    {
+        "flux": "hidden_states encoder_hidden_states pooled_projections timestep guidance img_ids txt_ids return_dict",
+        "sd3": "hidden_states encoder_hidden_states pooled_projections timestep return_dict",
+        "flux2-klein": "hidden_states encoder_hidden_states timestep img_ids txt_ids return_dict",
+        "wan": "hidden_states timestep encoder_hidden_states return_dict",
+    }.items(),
+)
+def test_the_transformers_take_what_the_families_give(family: str, arguments: str) -> None:
+    module, _, name = support.FAMILIES[family].transformer.partition(":")
+    theirs = methods(f"vllm_omni.diffusion.models.{module}", name)
+    assert set(arguments.split()) <= set(parameters(theirs["forward"]))
+    assert "load_weights" in theirs
 
 
-def test_a_dead_worker_is_noticed_and_an_aborted_request_leaves_the_worker() -> None:
-    """Aborting inside an empty step would leave its state in the worker, so the scheduler raises before the step."""
+def test_an_aborted_request_leaves_the_worker_and_the_engine_goes_on() -> None:
+    """An empty step would leave its state in the worker, and an `Exception` before a step ends the engine."""
     schedule = ast.unparse(methods("vllm_omni.diffusion.sched.base_scheduler", "BaseScheduler")["schedule"])
     assert "finished_req_ids=set(self._finished_req_ids)" in schedule
-    wait = ast.unparse(
-        methods("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine")["add_req_and_wait_for_response"]
-    )
-    assert wait.index("self.scheduler.schedule()") < wait.index("try:")
+    wait = methods("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine")["add_req_and_wait_for_response"]
+    tries = [node for node in ast.walk(wait) if isinstance(node, ast.Try)]
+    (around,) = [node for node in tries if "self.scheduler.schedule()" in ast.unparse(node.body)]
+    assert [ast.unparse(one.type) for one in around.handlers if one.type] == ["Exception"]

@@ -25,7 +25,7 @@ from solrl_proto.models import PrecisionInfo
 
 from solrl_rollout.engine.backends.vllm_omni.orders import Order
 from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, peft_folder
-from solrl_rollout.engine.backends.vllm_omni.support import INSTALL, VERSIONS, pipeline_class, require_packages
+from solrl_rollout.engine.backends.vllm_omni.support import INSTALL, VERSIONS, require_packages, served_family
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 _FULL_SHARE = 0.9
@@ -48,7 +48,8 @@ class VllmOmniBackend:
             raise ValueError("vllm-omni reads models in diffusers format; serve single files with --engine solrl")
         size = ImageSize(settings.height, settings.width, settings.frames)
         skeleton = load_skeleton(spec.location, revision=spec.revision, size=size)
-        pipeline = pipeline_class(skeleton.family, settings.precision)
+        served = served_family(skeleton.family, settings.precision)
+        self._output = served.output
         folder = model_folder(spec.location, revision=spec.revision)
         device = torch.device(settings.torch_device)
         self._precision: Precision = "fp8" if settings.precision == "fp8" else "bf16"
@@ -80,7 +81,7 @@ class VllmOmniBackend:
             from solrl_rollout.engine.backends.vllm_omni.engine import OmniEngine
 
             self._engine = OmniEngine(
-                folder, pipeline, device, quantise=self._precision == "fp8", options=settings.engine_options
+                folder, served.pipeline, device, quantise=self._precision == "fp8", options=settings.engine_options
             )
         except ImportError as error:
             raise RuntimeError(
@@ -101,24 +102,20 @@ class VllmOmniBackend:
         return (limit,)
 
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None) -> None:
-        """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
+        """Load an adapter; on an error the previous one is still served."""
         if adapter is None:
             self._adapter = None
             return
-        number, modules = adapter_number(adapter.digest), adapter.adapter.modules
+        number = adapter_number(adapter.digest)
         try:
-            with peft_folder(adapter.adapter) as folder:
-                bound = self._engine.call("solrl_bind", adapter.digest, number, str(folder))
+            with peft_folder(adapter.adapter, output=self._output) as folder:
+                self._engine.call("solrl_bind", adapter.digest, number, str(folder))
         except torch.OutOfMemoryError:
             raise
         except (ValueError, RuntimeError) as error:
-            raise AdapterMergeError(str(error)) from error
-        if missing := sorted(set(modules) - set(bound)):
+            # It may be loaded, though it is not bound, and would take the place of the served one.
             self._engine.call("remove_lora", number)
-            raise AdapterMergeError(
-                f"vLLM-Omni bound {len(modules) - len(missing)} of the adapter's {len(modules)} modules; "
-                f"{missing[0]} is the first without"
-            )
+            raise AdapterMergeError(str(error)) from error
         self._adapter = adapter.digest, number
 
     def generate(

@@ -27,11 +27,18 @@ from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, from_pa
 _PARTS = "solrl_rollout.engine.backends.vllm_omni.pipeline"
 
 
+class _Stopped(BaseException):
+    """Carries another exception through vLLM-Omni, which ends its engine if its scheduler raises an `Exception`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 class CancellingScheduler(StepScheduler):  # type: ignore[misc]
     """vLLM-Omni's step scheduler, which calls a function before each step.
 
     Attributes:
-        between: the function. If it raises, the request is aborted and `schedule` raises the same.
+        between: the function. If it raises, the request is aborted and `schedule` raises `_Stopped` with that error.
     """
 
     def __init__(self) -> None:
@@ -43,11 +50,11 @@ class CancellingScheduler(StepScheduler):  # type: ignore[misc]
         """Schedule the next step."""
         try:
             self.between()
-        except BaseException:
+        except BaseException as error:
             # Not an empty step: the engine would not pass it on to its processes, and they would keep the latents.
             self.finish_requests(self.request_id, DiffusionRequestStatus.FINISHED_ABORTED)
             self.pop_request_state(self.request_id)
-            raise
+            raise _Stopped(error) from None
         return super().schedule()
 
 
@@ -81,6 +88,7 @@ class OmniEngine:
             "max_cpu_loras": 2,  # the served adapter stays loaded until the next one is
             "custom_pipeline_args": {"pipeline_class": f"{_PARTS}.RolloutPipeline"},
             "worker_extension_cls": f"{_PARTS}.RolloutWorker",
+            "distributed_executor_backend": "mp",  # else one GPU's worker runs here, on the first GPU that is visible
         }
         allowed = {field.name for field in fields(OmniDiffusionConfig)} - fixed.keys()
         if odd := sorted(options.keys() - allowed):
@@ -120,7 +128,10 @@ class OmniEngine:
             ),
         )
         self._scheduler.between, self._scheduler.request_id = between, request.request_id
-        output = self._engine.add_req_and_wait_for_response(request)
+        try:
+            output = self._engine.add_req_and_wait_for_response(request)
+        except _Stopped as stopped:
+            raise stopped.error from None
         if output.error:
             raise _failure(output.error)
         return from_packed(output.output, order.solver)

@@ -5,7 +5,8 @@ vLLM-Omni imports both classes by name. Only its environment can import this mod
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from inspect import signature
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from vllm_omni.diffusion.utils.tf_utils import get_transformer_config_kwargs
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
 from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, as_packed
-from solrl_rollout.engine.backends.vllm_omni.peft_adapters import PACKED, bound_modules
+from solrl_rollout.engine.backends.vllm_omni.peft_adapters import PACKED
+from solrl_rollout.engine.backends.vllm_omni.support import FAMILIES
 
 _EXTRA = "solrl_progress"
 
@@ -121,30 +123,22 @@ class RolloutPipeline(nn.Module):
 
 
 def _transformer(family: str, od_config: Any) -> nn.Module:
-    if family == "flux":
-        from vllm_omni.diffusion.models.flux import FluxTransformer2DModel
-
-        kwargs = get_transformer_config_kwargs(od_config.tf_model_config, FluxTransformer2DModel)
-        flux: nn.Module = FluxTransformer2DModel(
-            **kwargs, od_config=od_config, quant_config=od_config.quantization_config
-        )
-        return flux
-    from vllm_omni.diffusion.models.sd3.sd3_transformer import SD3Transformer2DModel
-
-    sd3: nn.Module = SD3Transformer2DModel(od_config=od_config)
-    return sd3
+    kind = resolve_name(f"vllm_omni.diffusion.models.{FAMILIES[family].transformer}")
+    own = {"od_config": od_config, "quant_config": od_config.quantization_config}
+    taken = {name: value for name, value in own.items() if name in signature(kind).parameters}
+    made: nn.Module = kind(**get_transformer_config_kwargs(od_config.tf_model_config, kind), **taken)
+    return made
 
 
 class RolloutWorker(CustomPipelineWorkerExtension):  # type: ignore[misc]
     """Calls that the service makes in every process of the engine, in addition to vLLM-Omni's own."""
 
-    def solrl_bind(self, name: str, number: int, folder: str) -> list[str]:
-        """Load an adapter and make it active; return the modules that it is bound to.
+    def solrl_bind(self, name: str, number: int, folder: str) -> None:
+        """Load an adapter and make it active; vLLM-Omni raises ValueError if one of its modules finds no layer.
 
         Afterwards, a request with this number finds it loaded, so the folder may go.
         """
         self.lora_manager.set_active_adapter(LoRARequest(name, number, folder))
-        return bound_modules(self.lora_manager._lora_modules, Path(folder))
 
     def solrl_quantised(self) -> list[str]:
         """Names of the checkpoint's linear layers that run quantised."""
