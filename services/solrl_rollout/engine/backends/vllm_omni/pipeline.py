@@ -124,9 +124,10 @@ class RolloutPipeline(nn.Module):
 
 def _transformer(family: str, od_config: Any) -> nn.Module:
     kind = resolve_name(f"vllm_omni.diffusion.models.{FAMILIES[family].transformer}")
-    own = {"od_config": od_config, "quant_config": od_config.quantization_config}
-    taken = {name: value for name, value in own.items() if name in signature(kind).parameters}
-    made: nn.Module = kind(**get_transformer_config_kwargs(od_config.tf_model_config, kind), **taken)
+    arguments = get_transformer_config_kwargs(od_config.tf_model_config, kind)
+    extra = {"od_config": od_config, "quant_config": od_config.quantization_config}
+    accepted = extra.keys() & signature(kind).parameters
+    made: nn.Module = kind(**arguments, **{name: extra[name] for name in accepted})
     return made
 
 
