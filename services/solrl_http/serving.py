@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich.console import Console
@@ -24,6 +25,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_http.access import MAX_HEAD_BYTES
 from solrl_http.limits.origins import is_loopback
+from solrl_http.problem_responses import draining
 from solrl_http.settings import MIB, HttpSettings
 from solrl_http.tokens import read_tokens
 
@@ -37,15 +39,22 @@ _TICK_S = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
-class ServiceState(Protocol):
+class ServiceState(ABC):
     """A running service. Once `draining` is set, it refuses new work; `dead` if it can do none."""
 
-    draining: bool
+    draining = False
 
+    def require_accepting(self) -> None:
+        """Raise 503 `draining` if the service is stopping."""
+        if self.draining:
+            raise draining()
+
+    @abstractmethod
     def require_capacity(self, tenant: str) -> None:
         """Raise the ProblemError of work that the tenant cannot queue now."""
 
     @property
+    @abstractmethod
     def dead(self) -> bool:
         """Whether only a new process can replace this one."""
 

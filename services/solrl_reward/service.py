@@ -19,7 +19,8 @@ from solrl_core.rewards.reward import PlainDefaults, check_reward
 from solrl_core.rewards.trial import try_rewards
 from solrl_core.rewards.wire import decode_scoring
 from solrl_core.suggestions import did_you_mean
-from solrl_http.problem_responses import draining, unsuitable_prompt
+from solrl_http.problem_responses import unsuitable_prompt
+from solrl_http.serving import ServiceState
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
@@ -30,11 +31,10 @@ from solrl_reward.settings import RewardSettings
 logger = logging.getLogger(__name__)
 
 
-class RewardService:
-    """A running service. Once `draining` is set, it refuses new work."""
+class RewardService(ServiceState):
+    """A running service: its rewards, and the batcher that computes them."""
 
     def __init__(self, settings: RewardSettings, rewards: RewardSet, batcher: Batcher, metrics: RewardMetrics) -> None:
-        self.draining = False
         self.rewards = rewards
         digests = rewards.digests()
         self.digests = {name: digests[f"reward:{name}"] for name in rewards.names}
@@ -49,11 +49,6 @@ class RewardService:
     def dead(self) -> bool:
         """Whether the batcher ended; only a new process can replace it."""
         return self._scoring.done()
-
-    def require_accepting(self) -> None:
-        """Raise 503 `draining` if the service is stopping."""
-        if self.draining:
-            raise draining()
 
     def require_live(self) -> None:
         """Raise 503 `reward-stalled` if a reward does not return."""

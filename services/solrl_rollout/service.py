@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from solrl_core.fingerprint import fingerprint
 from solrl_core.sampling.noise import noise_contract
 from solrl_http import logs
-from solrl_http.problem_responses import draining
+from solrl_http.serving import ServiceState
 from solrl_proto.models import NoiseContract
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
@@ -33,8 +33,8 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from solrl_rollout.store import RunStore, open_store
 
 
-class Service:
-    """A running service. Once `draining` is set, it refuses new work."""
+class Service(ServiceState):
+    """A running service: its hosted models, engine, store and adapters."""
 
     def __init__(
         self,
@@ -56,7 +56,6 @@ class Service:
         metrics.watch_store(store.sizes, settings.tenant_adapter_bytes)
         self.curves = OverviewCurves(store)
         self.started_at = time.monotonic()
-        self.draining = False
 
     @property
     def dead(self) -> bool:
@@ -75,11 +74,6 @@ class Service:
                 action="use a hosted model, or start a service for this one",
             )
         return self.hosted[name]
-
-    def require_accepting(self) -> None:
-        """Raise 503 `draining` if the service is stopping."""
-        if self.draining:
-            raise draining()
 
     def require_capacity(self, tenant: str) -> None:
         """Check that a tenant's request for at least one candidate could be accepted.
