@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from solrl_core.families.backbone import PROMPT_CACHE_BYTES
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.prompt_cache import PROMPT_CACHE_BYTES
 
 GPUS = {
     "24 GB (L4, RTX 4090)": 24,

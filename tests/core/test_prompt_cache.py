@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.families.backbone import Conditioning
+from solrl_core.families.backbone import Conditioning, PromptCache
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.prompt_cache import PromptCache
 
 
 def encoded(size: int) -> Conditioning:

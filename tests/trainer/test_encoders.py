@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import load_backbone
+from solrl_core.families.backbone import PromptCache
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import part_digests
-from solrl_core.sampling.prompt_cache import PromptCache
 from solrl_trainer.loop import train
 from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.rollouts.models import Models

@@ -12,12 +12,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from solrl_core.families.backbone import Conditioning, stack
+from solrl_core.families.backbone import Conditioning, PromptCache, stack
 from solrl_core.families.decoder_fused import decodes_images, fused_decoder, has_decoder_kernels
 from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions
 from solrl_core.precision.fuse import fuse_feed_forwards
 from solrl_core.precision.layer_policy import LayerPolicy, linear_flops, share_of_flops
-from solrl_core.sampling.prompt_cache import PromptCache
 
 Predict = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""
@@ -242,7 +241,8 @@ class PipelineBackbone(ABC):
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Shape of one candidate's latents: (channels, height / f, width / f), f the autoencoder's downscaling."""
-        channels: int = self._pipeline.vae.config.latent_channels
+        config = self._pipeline.vae.config
+        channels: int = config.get("z_dim") or config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
     def decode(self, latents: Tensor) -> Tensor:

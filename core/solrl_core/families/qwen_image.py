@@ -68,11 +68,6 @@ class QwenImage(PipelineBackbone):
         last = len(list(self.transformer.get_submodule("transformer_blocks").children())) - 1
         return rf"transformer_blocks\.{last}\.(attn\.(add_q_proj|to_add_out)|txt_mlp\..*)"
 
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """(channels, height / 8, width / 8)."""
-        return self._pipeline.vae.config.z_dim, self.height // self._scale, self.width // self._scale
-
     def sigmas(self, steps: int) -> list[float]:
         """Schedule of the pipeline: shifted by the number of image tokens and stretched to a last level above 0."""
         if steps == 1:

@@ -12,13 +12,12 @@ from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.images import Normalize, as_pil, short_side_then_centre
 from solrl_core.rewards.loading import (
     CONFIG,
-    TOKENIZER,
     RewardFile,
     dtype_named,
     pretrained,
     processing_at,
-    processor_of,
     tokenizer_at,
+    tokenizer_file,
 )
 
 
@@ -47,8 +46,8 @@ class ClipScore(ClipReward):
     @classmethod
     def sources(cls, options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         model = options.get("model") or cls._model_id
-        processor = processor_of(model, options.get("processor"), cls._processor_id or model)
-        return RewardFile(model, CONFIG), RewardFile(processor, TOKENIZER, "processor")
+        tokenizer = tokenizer_file(model, options.get("processor"), cls._processor_id or model)
+        return RewardFile(model, CONFIG), tokenizer
 
     def __init__(
         self,

@@ -12,14 +12,13 @@ from solrl_core.rewards.convert import open_clip_model
 from solrl_core.rewards.images import Normalize, long_side_then_pad
 from solrl_core.rewards.loading import (
     CONFIG,
-    TOKENIZER,
     RewardFile,
     dtype_named,
     pretrained,
-    processor_of,
     published_or,
     require_one,
     tokenizer_at,
+    tokenizer_file,
 )
 
 REPOSITORY, CHECKPOINT = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
@@ -58,8 +57,7 @@ class HpsV2(ClipReward):
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
         weights = RewardFile(model, CONFIG) if model else published_or(checkpoint, REPOSITORY, CHECKPOINT)
-        processor = processor_of(model, options.get("processor"), DEFAULT_PROCESSOR)
-        return weights, RewardFile(processor, TOKENIZER, "processor")
+        return weights, tokenizer_file(model, options.get("processor"), DEFAULT_PROCESSOR)
 
     def __init__(
         self,

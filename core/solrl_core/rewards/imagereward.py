@@ -11,14 +11,13 @@ from solrl_core.rewards.batched import BatchedReward
 from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
-    TOKENIZER,
     RewardFile,
     dtype_named,
     pretrained,
-    processor_of,
     published_or,
     require_one,
     tokenizer_at,
+    tokenizer_file,
 )
 
 REPOSITORY, CHECKPOINT, MED_CONFIG = "zai-org/ImageReward", "ImageReward.pt", "med_config.json"
@@ -51,8 +50,7 @@ class ImageReward(BatchedReward):
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
-        processor = processor_of(model, options.get("processor"), DEFAULT_TOKENIZER)
-        tokenizer = RewardFile(processor, TOKENIZER, "processor")
+        tokenizer = tokenizer_file(model, options.get("processor"), DEFAULT_TOKENIZER)
         if model:
             return RewardFile(model, CONFIG), tokenizer
         beside = str(Path(checkpoint).parent / MED_CONFIG) if checkpoint else None

@@ -71,9 +71,10 @@ def require_one(model: str | None, checkpoint: str | None) -> None:
         raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
 
 
-def processor_of(model: str | None, processor: str | None, default: str) -> str:
-    """`processor`, else `model` if it is a folder, else `default`."""
-    return processor or (model if model and Path(model).is_dir() else default)
+def tokenizer_file(model: str | None, processor: str | None, default: str) -> RewardFile:
+    """The tokenizer of `processor`, else of `model` if it is a folder, else of `default`."""
+    where = processor or (model if model and Path(model).is_dir() else default)
+    return RewardFile(where, TOKENIZER, "processor")
 
 
 def batches(count: int, size: int) -> Iterator[slice]:

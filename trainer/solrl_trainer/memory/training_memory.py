@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone, Conditioning
+from solrl_core.families.backbone import PROMPT_CACHE_BYTES
 from solrl_core.families.pipeline import meta_copy
 from solrl_core.families.skeleton import Meta
-from solrl_core.sampling.prompt_cache import PROMPT_CACHE_BYTES
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
