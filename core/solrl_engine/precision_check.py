@@ -101,10 +101,7 @@ class PrecisionCheck:
     """Precisions of one loaded model, compared on the same prompts and seeds.
 
     Attributes:
-        backbone: the model.
-        rewards: rewards that judge.
-        prompts: at least one.
-        candidates: candidates of each prompt.
+        candidates: number of candidates of each prompt; there is at least one prompt.
         plan: plan that is served.
         true_steps: solver steps of the reference, in BF16.
         generator_of: builds the generator of a precision.

@@ -15,11 +15,8 @@ class Sampler:
     """Draws samples from a generator under the adapter that is merged into it.
 
     Attributes:
-        generator: generator with a policy merged.
         plan: returns the plan under the merged version; the generator sets the precision.
         solver: returns what replaces the plan's solver, for steps that no plan can name.
-        record: record every step.
-        batch: largest number of samples in a batch.
     """
 
     generator: Generator

@@ -26,12 +26,7 @@ RewardTimes = dict[str, RewardTime]
 
 
 class Scorer:
-    """Scores images with loaded rewards.
-
-    Attributes:
-        rewards: the rewards.
-        batch: largest number of images that are scored at once.
-    """
+    """Scores images with loaded rewards; `batch` is the largest number of images that are scored at once."""
 
     def __init__(self, rewards: RewardSet, batch: AdaptiveBatchSize | None = None) -> None:
         self.rewards = rewards

@@ -1,7 +1,8 @@
-"""Marks of tests that need a GPU, the measure of a difference, and what layers of every precision do there."""
+"""Marks of tests that need a GPU, the measure of a difference, torch's attention, and what layers do on a GPU."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from torch import Tensor, nn
 
@@ -15,6 +16,12 @@ def relative(found: Tensor, expected: Tensor) -> float:
     """Length of the difference in lengths of what was expected, wherever both are."""
     found, expected = found.cpu().double(), expected.cpu().double()
     return float(torch.linalg.norm(found - expected) / torch.linalg.norm(expected))
+
+
+def torchs_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of heads [B, S, H, D]."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from diffusers.models.attention import JointTransformerBlock
 from solrl_core.families import load_backbone, wan
 from solrl_core.families.sd3 import Sd3FusedBlock
@@ -17,7 +16,7 @@ from solrl_core.kernels.fp8_attention import QUERIES, fp8_attention
 from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.sampling.noise import initial_noise
 from tests.core.families.tiny_pipelines import PROMPTS, write_wan
-from tests.core.gpu_marks import relative
+from tests.core.gpu_marks import relative, torchs_attention
 from torch import Tensor, nn
 
 HEADS, SIZE = 3, 16
@@ -37,7 +36,7 @@ def sd3_block(largest: float = 2.0, dual: bool = False, qk_norm: str | None = "r
 
 def test_attention_without_a_maximum_is_torchs_and_the_bound_is_the_largest_logit() -> None:
     query, key, value = torch.randn(3, 2, 25, HEADS, SIZE)
-    torch.testing.assert_close(plain_bounded_attention(query, key, value), exact(query, key, value))
+    torch.testing.assert_close(plain_bounded_attention(query, key, value), torchs_attention(query, key, value))
     attn = sd3_block().attn
     query_norms, key_norms = [attn.norm_q, attn.norm_added_q], [attn.norm_k, attn.norm_added_k]
     # A vector along one channel keeps its whole length there, which gives the largest logits.
@@ -128,11 +127,6 @@ def test_a_mask_gradients_and_other_numbers_keep_the_maximum(monkeypatch: pytest
     assert len(shapes) == 1
 
 
-def exact(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    heads = (x.transpose(1, 2) for x in (query, key, value))
-    return F.scaled_dot_product_attention(*heads).transpose(1, 2)
-
-
 def heads_in_parts() -> tuple[Tensor, Tensor, Tensor]:
     """Queries of three blocks, the last one in part; keys of two."""
     return torch.randn(2, 150, 3, 16), torch.randn(2, 203, 3, 16), torch.randn(2, 203, 3, 16)
@@ -140,7 +134,7 @@ def heads_in_parts() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_attention_is_exact_but_for_rounding_and_neither_overflows_nor_loses_digits() -> None:
     query, key, value = heads_in_parts()
-    found, expected = fp8_attention(query, key, value), exact(query, key, value)
+    found, expected = fp8_attention(query, key, value), torchs_attention(query, key, value)
     assert found.shape == query.shape
     assert 1e-3 < float((found - expected).norm() / expected.norm()) < 0.08
     # With one scale for all, queries a million times smaller than the largest would be zero.
@@ -168,7 +162,7 @@ def test_wan_in_fp8_attends_to_clips_in_fp8(precision: str, tmp_path: Path, monk
 
     def count(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         lengths.append((query.shape[1], key.shape[1]))
-        return exact(query, key, value)
+        return torchs_attention(query, key, value)
 
     monkeypatch.setattr(wan, "fp8_attention", count)
     latents, rows = initial_noise([3], backbone.latent_shape), backbone.encode(PROMPTS[:1], 1.0)

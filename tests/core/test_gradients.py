@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from solrl_core.kernels.attention import _KERNELS, attend, kernel_name
 from solrl_core.kernels.rope import rms_norm_rope
-from tests.core.gpu_marks import GPU, relative
+from tests.core.gpu_marks import GPU, relative, torchs_attention
 from torch import Tensor
 
 
@@ -19,22 +19,17 @@ def text_mask(keys: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
     return mask
 
 
-def in_torch(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_and_its_gradient_are_those_of_torch(masked: bool) -> None:
     torch.manual_seed(0)
     given = heads(5), heads(7), heads(7)
     mask = text_mask(7) if masked else None
-    out, true = attend(*given, mask), in_torch(*given, mask)
+    out, true = attend(*given, mask), torchs_attention(*given, mask)
     upstream = torch.randn(out.shape)
     found, wanted = (torch.autograd.grad(y, given, upstream) for y in (out, true))
     assert all(relative(x, y) < 1e-5 for x, y in zip((out, *found), (true, *wanted), strict=True))
     with torch.no_grad():
-        assert torch.equal(attend(*given, mask), in_torch(*given, mask))
+        assert torch.equal(attend(*given, mask), torchs_attention(*given, mask))
 
 
 @GPU
@@ -50,7 +45,7 @@ def test_attention_on_a_gpu_is_right(queries: int, keys: int, size: int, masked:
     upstream = (upstream[..., : 3 * size] if sliced else upstream[..., : 3 * size].contiguous()).view_as(out)
     found = torch.autograd.grad(out, given, upstream)
     wide = tuple(x.detach().double().requires_grad_() for x in given)
-    true = in_torch(*wide, None if mask is None else mask.double())
+    true = torchs_attention(*wide, None if mask is None else mask.double())
     wanted = torch.autograd.grad(true, wide, upstream.double())
     assert all(relative(x, y) < 0.01 for x, y in zip((out, *found), (true, *wanted), strict=True))
 
