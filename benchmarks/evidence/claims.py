@@ -265,6 +265,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             for arm in (PLAIN, UNEXPLORED)
         },
         "six_steps": by_preset(pooled[FAST]),
+        "six_over_all": pooled[ALL]["over"]["90%"]["mean"] * pooled[FAST]["seconds"] / preset_seconds(),
         "worlds": {
             world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"]}
             for world, arms in of_stage.items()

@@ -106,7 +106,13 @@ def test_the_index_of_results_quotes_the_confirmed_figures(arm: str) -> None:
 def test_the_readme_quotes_the_confirmed_figures() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{-CONFIRMED['fast']['judge']['mean']:.2f} sd less](docs/findings.md#where-fast-is-weak)" in text
-    six = figures(partial(evidence.read, RESULTS))["fast"]["six_steps"]["mean"]
+    awm = evidence.read(RESULTS, "paper")["tables"]["text"]["compute"]["AWM"]["FLUX.1, its preset"]["mean"]
+    assert f"[on words](docs/evidence/training.md#on-words), {awm:.2f} × in compute" in text
+    claims = figures(partial(evidence.read, RESULTS))["fast"]
+    six = claims["six_steps"]["mean"]
+    words = " ".join(text.split())
+    assert f"About {claims['all']['speed_up']['mean']:.1f} × are its update" in words
+    assert f"about {claims['six_over_all']:.1f} × are exploring and keeping few" in words
     assert f"[{six:.1f} ×](docs/findings.md#a-quicker-recipe)" in text
     assert round(six) == 6
     assert "about a sixth of its time" in text
@@ -148,9 +154,9 @@ def test_the_readme_quotes_peers_own_trainers() -> None:
         return f"{min(ratios):.1f} to {max(ratios):.1f} ×"
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"drawing takes peers' own trainers {span('sample')} our time, training {span('train')}" in text
+    assert f"take {span('sample')} as long to draw, {span('train')} to train" in text
     (compiled,) = [row["s"] / row["ours"] for row in rows if row["part"] == "sample compiled"]
-    assert f"Sol-RL's draws FLUX.1 in {compiled:.2f} × our time" in text
+    assert f"Sol-RL's code needs {compiled:.2f} × our time to draw FLUX.1" in text
 
 
 @pytest.mark.parametrize("recipe", ["fast", "diffusionnft", "sol_rl"])
@@ -261,7 +267,7 @@ def test_the_readme_shows_the_demo_of_the_default_seed() -> None:
     (shown,) = [one for one in WORDS_RECORDED["runs"] if one["seed"] == 42]
     before, after = (f"{100 * shown['tesseract'][at]:.1f} %" for at in ("before", "after"))
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"{before} of all words right before training, and {after} after" in text
+    assert f"{before} of words before training, {after} after" in text
 
 
 @pytest.mark.release

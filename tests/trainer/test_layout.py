@@ -173,6 +173,13 @@ def test_a_size_whose_rates_were_not_measured_is_named() -> None:
     assert "got generate" not in layout(*words, *measured)
 
 
+def test_a_guidance_whose_rates_were_not_measured_is_named() -> None:
+    words, guided = ("--gpus", "1", "--preset"), ("--set", "guidance=4.5")
+    assert "got guidance=4.5; the rates are of guidance 1" in layout(*words, "sd3/fast/imagereward", *guided)
+    assert "got guidance" not in layout(*words, "sd3/fast/imagereward")
+    assert "got guidance" not in layout(*words, "flux1/fast/imagereward", *guided)
+
+
 def test_hours_include_evaluations_and_measurements_of_ranks() -> None:
     config = resolve("flux1/fast/imagereward").config
     # 64 prompts, 2 images before and after, 1 image ten times along; ten times 4 groups of 24, in 6 and in 10 steps.

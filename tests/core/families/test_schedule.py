@@ -1,5 +1,6 @@
 """Noise levels by numbers, and the same with the oldest diffusers: other versions must not train on other ones."""
 
+import math
 import os
 import subprocess
 import sys
@@ -8,8 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from solrl_core.families import load_backbone
+from tests.core.families.tiny_models import Tiny
 
 ROOT = Path(__file__).parents[3]
 OLDEST = Path(sys.prefix) / "oldest"
@@ -31,6 +34,29 @@ SIGMAS = {
 @pytest.mark.parametrize("model", SIGMAS)
 def test_ten_steps_have_these_noise_levels(model: str) -> None:
     assert load_backbone(model).sigmas(10) == pytest.approx(SIGMAS[model], abs=5e-7)
+
+
+@pytest.mark.parametrize("tiny", ["sd3/3.5"], indirect=True)
+def test_comfyui_s_scheduler_normal_has_the_noise_levels_of_sd35(tiny: Tiny) -> None:
+    """As docs/checkpoints.md says. Source: ComfyUI's normal_scheduler and ModelSamplingDiscreteFlow, at shift 3."""
+
+    def shifted(level: torch.Tensor) -> torch.Tensor:
+        return 3 * level / (1 + 2 * level)
+
+    levels = shifted(torch.linspace(1, shifted(torch.tensor(1 / 1000)).item(), 40))
+    assert tiny.backbone.sigmas(40) == pytest.approx([*levels.tolist(), 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("tiny", ["flux/dev"], indirect=True)
+def test_comfyui_s_scheduler_simple_has_the_noise_levels_of_flux(tiny: Tiny) -> None:
+    """As docs/checkpoints.md says, but for the 10,000 levels that ComfyUI rounds to.
+
+    Source: ComfyUI's simple_scheduler, and ModelSamplingFlux at its default shifts and the images' width and height.
+    """
+    height, width = (8 * side for side in tiny.backbone.latent_shape[1:])
+    mu = 0.5 + (width * height / 256 - 256) * (1.15 - 0.5) / (4096 - 256)
+    levels = [math.exp(mu) / (math.exp(mu) + 1 / (1 - step / 28) - 1) for step in range(28)]
+    assert tiny.backbone.sigmas(28) == pytest.approx([*levels, 0], abs=1e-6)
 
 
 @pytest.mark.release

@@ -111,6 +111,7 @@ def layout(config: RunConfig, options: Layout) -> None:
     config.require_exploring("layout")
     rates = _rates(config, options.scaled_to, options.words)
     _note_size(config)
+    _note_guidance(config)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
         return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs)
@@ -172,6 +173,14 @@ def _note_size(config: RunConfig) -> None:
         print(
             f"got generate.height={height} and generate.width={width}; the rates are of {side} and {side}, so these "
             "hours are not your run's. It shows after two iterations when it will end"
+        )
+
+
+def _note_guidance(config: RunConfig) -> None:
+    if config.guidance > 1 and not config.preset.startswith("flux1/"):
+        print(
+            f"got guidance={config.guidance}; the rates are of guidance 1. Above it, each pass of the transformer is two, "
+            "so a run takes up to about twice these hours"
         )
 
 
