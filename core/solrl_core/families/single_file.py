@@ -73,8 +73,11 @@ def parts_by_content(
     modules = {}
     for part, kind in components(index).items():
         files, _, named = weights_of(folder / part)
-        has_fp8 = any(type_.startswith(_FLOAT8) for file in files for type_ in _types(file).values())
-        usual = named and kind[1] != _SANA and not has_fp8
+        usual = (
+            named
+            and kind[1] != _SANA  # whose file may be a pickle
+            and not any(type_.startswith(_FLOAT8) for file in files for type_ in _types(file).values())
+        )
         if part not in external and files and not usual:
             weights = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in _read(files).items()}
             modules[part] = _load(kind, folder / part, weights, dtype, files[0])
