@@ -179,8 +179,8 @@ def _note_size(config: RunConfig) -> None:
 def _note_guidance(config: RunConfig) -> None:
     if config.guidance > 1 and not config.preset.startswith("flux1/"):
         print(
-            f"got guidance={config.guidance}; the rates are of guidance 1. Above it, each pass of the transformer is two, "
-            "so a run takes up to about twice these hours"
+            f"got guidance={config.guidance}; the rates are of guidance 1. Above it, each pass of the transformer is "
+            "two, so a run takes up to about twice these hours"
         )
 
 
