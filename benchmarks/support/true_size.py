@@ -33,7 +33,7 @@ from support.random_weights import materialize, randomize
 Sizes = dict[str, Any]
 
 MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sd3-medium": "mini-sd3", "sana": "mini-sana"}
-"""Model → miniature that provides the tokenizers; other models have tiny configurations, and Z-Image neither."""
+"""Model → miniature that provides the tokenizers; other models have tiny configurations."""
 VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
@@ -55,8 +55,6 @@ def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
     miniature = stand_in(model, folder)
     if device != "cpu":
         return load_skeleton(str(write_skeleton(model, miniature, folder / model)))
-    if miniature is None:
-        raise SystemExit(f"{model} has no miniature to try out on a CPU; run this on a GPU, or choose another model")
     return load_skeleton(str(miniature), size=TINY_CLIP if model.startswith("wan") else MODELS_OWN)
 
 
@@ -97,11 +95,11 @@ def random_text(text: Mapping[str, Tensor], model: str, device: torch.device) ->
     return {name: like(row) for name, row in text.items()}
 
 
-def stand_in(model: str, folder: Path) -> Path | None:
-    """A model's miniature, or tiny configurations written to `folder`; None for Z-Image."""
+def stand_in(model: str, folder: Path) -> Path:
+    """A model's miniature, or tiny configurations written to `folder`."""
     if model in TINY_MODELS:
         return write_tiny(model, folder / f"tiny-{model}")
-    return Path(locate(MINIATURES[model])) if model in MINIATURES else None
+    return Path(locate(MINIATURES[model]))
 
 
 def written(folder: Path, device: str, model: str = "flux") -> tuple[Path, dict[str, Any]]:

@@ -10,7 +10,8 @@ from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
 )
-from tests.core.families.tiny_pipelines import VAE, save, t5_tokenizer
+from tests.core.families.tiny_pipelines import save, t5_tokenizer
+from tests.support.tiny_skeletons import VAE
 from transformers import UMT5Config, UMT5EncoderModel
 
 TOKENS = 16

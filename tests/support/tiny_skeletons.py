@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusers import (
+    AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
@@ -13,8 +14,9 @@ from diffusers import (
     QwenImageTransformer2DModel,
     UniPCMultistepScheduler,
     WanTransformer3DModel,
+    ZImageTransformer2DModel,
 )
-from tokenizers import pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
@@ -25,7 +27,15 @@ from transformers import (
 _TEXT = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 _TEXT |= {"num_key_value_heads": 1}
 _BLOCKS = {"in_channels": 16, "num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
-_CHAT = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+CHAT = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Qwen3's chat template for one message."""
+# Four levels, so that latents are 8 times smaller as in the released models.
+VAE = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+VAE |= {"block_out_channels": (8, 8, 16, 16), "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 4}
+VAE |= {"scaling_factor": 0.7, "shift_factor": 0.1, "use_quant_conv": False, "use_post_quant_conv": False}
 
 Parts = dict[str, tuple[Any, dict[str, Any]]]
 """Part of a pipeline → (its class, values of its configuration)."""
@@ -84,6 +94,23 @@ TINY: dict[str, tuple[str, Any, Parts]] = {
             "text_encoder": (Qwen3ForCausalLM, _TEXT | {"num_hidden_layers": 28, "head_dim": 16}),
         },
     ),
+    "z-image": (
+        "ZImagePipeline",
+        FlowMatchEulerDiscreteScheduler(shift=6.0),
+        {
+            "transformer": (
+                ZImageTransformer2DModel,
+                {"in_channels": 4, "dim": 48, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 3, "n_kv_heads": 3}
+                | {"cap_feat_dim": 64, "axes_dims": [4, 6, 6], "axes_lens": [128, 16, 16]},
+            ),
+            "text_encoder": (
+                Qwen3ForCausalLM,
+                {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+                | {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True, "vocab_size": 259},
+            ),
+            "vae": (AutoencoderKL, VAE),
+        },
+    ),
     "wan": (
         "WanPipeline",
         # The released schedule for 480p.
@@ -110,6 +137,13 @@ TINY["wan-14b"] = TINY["wan-81"] = TINY["wan"]
 """Model → (class of its pipeline, its scheduler, its parts)."""
 
 
+def qwen_tokenizer() -> Qwen2Tokenizer:
+    """Qwen's tokenizer without merges: a token for each byte, and the special ones of a chat."""
+    vocabulary = {letter: at for at, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    special = ["<|im_start|>", "<|im_end|>"]
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=special, chat_template=CHAT)
+
+
 def write_tiny(model: str, folder: Path) -> Path:
     """Write the tiny configurations of a model, a key of `TINY`, with a tokenizer of bytes; returns the folder."""
     pipeline, scheduler, parts = TINY[model]
@@ -122,9 +156,7 @@ def write_tiny(model: str, folder: Path) -> Path:
             config = kind.config_class(**values).to_dict() | {"architectures": [kind.__name__]}
         (folder / name / "config.json").write_text(json.dumps(config, indent=1))
         index[name] = ["diffusers" if of_diffusers else "transformers", kind.__name__]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(letters)}, chat_template=_CHAT)
-    for name, part in (("scheduler", scheduler), ("tokenizer", tokenizer)):
+    for name, part in (("scheduler", scheduler), ("tokenizer", qwen_tokenizer())):
         part.save_pretrained(folder / name)
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
     (folder / "model_index.json").write_text(json.dumps(index, indent=1))

@@ -16,7 +16,6 @@ from diffusers import (
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
-    FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
@@ -25,12 +24,10 @@ from diffusers import (
     WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     CLIPTextConfig,
     Gemma2Config,
     Qwen2_5_VLConfig,
-    Qwen2Tokenizer,
     Qwen3Config,
     T5Config,
     UMT5Config,
@@ -137,52 +134,19 @@ MODELS: dict[str, Parts] = {
 }
 FRAMES = {"wan-81": 81}
 """Model → frames of its clips, if they are not as many as by default."""
-CHAT = """{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""Qwen3's chat template for one message."""
 
 
-def qwen_tokenizer() -> Qwen2Tokenizer:
-    """Qwen's tokenizer without merges: a token for each byte, and the special ones of a chat."""
-    vocabulary = {letter: at for at, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    special = ["<|im_start|>", "<|im_end|>"]
-    return Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=special, chat_template=CHAT)
-
-
-def write_z_image(folder: Path) -> None:
-    """Write what a Z-Image folder has beside its large parts, of which only the folders: index, schedule, tokenizer."""
-    parts = {
-        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-        "text_encoder": ["transformers", "Qwen3Model"],
-        "tokenizer": ["transformers", "Qwen2Tokenizer"],
-        "transformer": ["diffusers", "ZImageTransformer2DModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-    }
-    for name in ("text_encoder", "transformer", "vae"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "ZImagePipeline", **parts}))
-    FlowMatchEulerDiscreteScheduler(shift=6.0).save_pretrained(folder / "scheduler")
-    qwen_tokenizer().save_pretrained(folder / "tokenizer")
-
-
-def write_skeleton(model: str, miniature: Path | None, folder: Path) -> Path:
+def write_skeleton(model: str, miniature: Path, folder: Path) -> Path:
     """Write a model folder with the true configurations of a model and no weights.
 
     Args:
         model: a key of `MODELS`.
-        miniature: pipeline folder with the same classes, which provides index, scheduler and tokenizers; None for
-            Z-Image.
+        miniature: pipeline folder with the same classes, which provides index, scheduler and tokenizers.
         folder: folder to write; an existing one is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    if miniature is None:
-        write_z_image(folder)
-    else:
-        unwanted = shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png")
-        shutil.copytree(miniature, folder, ignore=unwanted)
+    unwanted = shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png")
+    shutil.copytree(miniature, folder, ignore=unwanted)
     for part, (kind, values) in MODELS[model].items():
         path = folder / part / "config.json"
         old = json.loads(path.read_text())

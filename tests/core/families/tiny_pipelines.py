@@ -13,22 +13,19 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
-    ZImageTransformer2DModel,
 )
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
 from solrl_minis.catalog import mini_sd3
 from tests.core.lora_helpers import own_copy
-from tests.support.tiny_skeletons import TINY, Parts
-from tests.support.true_shapes import qwen_tokenizer
+from tests.support.tiny_skeletons import TINY, VAE, Parts, qwen_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
     Qwen2Tokenizer,
-    Qwen3ForCausalLM,
     T5EncoderModel,
     T5TokenizerFast,
 )
@@ -82,10 +79,6 @@ def _byte_tokenizer() -> Qwen2Tokenizer:
 
 _T5 = {"vocab_size": len(_PIECES), "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 4}
 _T5 |= {"is_gated_act": True}
-# Four levels, so that latents are 8 times smaller as in the released models.
-VAE = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
-VAE |= {"block_out_channels": (8, 8, 16, 16), "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 4}
-VAE |= {"scaling_factor": 0.7, "shift_factor": 0.1, "use_quant_conv": False, "use_post_quant_conv": False}
 _HEADS = {"attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 64}
 
 
@@ -100,15 +93,6 @@ def _models() -> dict[str, tuple[str, Any, Parts]]:
     sd3 = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "num_layers": 2, "caption_projection_dim": 32}
     sd3 |= {"pooled_projection_dim": 64, "pos_embed_max_size": 16, "dual_attention_layers": (), "qk_norm": None}
     flux = {"in_channels": 16, "num_layers": 2, "num_single_layers": 3, "pooled_projection_dim": 32}
-    z_image = {"in_channels": 4, "dim": 48, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 3, "n_kv_heads": 3}
-    z_image |= {"cap_feat_dim": 64, "axes_dims": [4, 6, 6], "axes_lens": [128, 16, 16]}
-    qwen3 = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    qwen3 |= {
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": True,
-        "vocab_size": len(qwen_tokenizer()),
-    }
     return TINY | {
         "sd3": (
             "StableDiffusion3Pipeline",
@@ -129,15 +113,6 @@ def _models() -> dict[str, tuple[str, Any, Parts]]:
                 "vae": vae,
                 "text_encoder": (CLIPTextModel, clip),
                 "text_encoder_2": (T5EncoderModel, _T5),
-            },
-        ),
-        "z-image": (
-            "ZImagePipeline",
-            None,
-            {
-                "transformer": (ZImageTransformer2DModel, z_image),
-                "text_encoder": (Qwen3ForCausalLM, qwen3),
-                "vae": vae,
             },
         ),
     }
