@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from fast.arms import ALL, BASELINE, FAST, PLAIN, STEEP, UNEXPLORED
+from fast.arms import ALL, BASELINE, CONFIRM, FAST, FAST_UPDATE, PLAIN, STEEP, UNEXPLORED, experiment
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
 from fast.page import POOLED, beside_fast, by_preset, height, judge_at_target, preset_seconds, times_as_long
@@ -15,6 +15,7 @@ from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from peers import halves
+from solrl_trainer.commands.layout import RATES, measuring
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
@@ -31,6 +32,8 @@ FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
 CHANGES_STAGE = "screen 10"
 """The stage that has changes of today's `fast`."""
+AWM_STAGE, EARLIER_FAST = "screen 8", "100 it"
+"""The stage that has AWM, and its name of the `fast` of that time."""
 TITLES = {
     "ocr": "OCR",
     "clipscore": "mini-CLIPScore",
@@ -239,6 +242,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     before = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm, before"])
     of_stage = of_recipes(rows)
     pooled = of_stage.pop(POOLED)
+    first = {row["seed"] for row in rows if row["arm"] == ALL}
     falls, rest = of_stage[FALLS], [arms for world, arms in of_stage.items() if world != FALLS]
     names = {
         FAST: "fast",
@@ -251,23 +255,29 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         **{name: pooled[arm] | {"speed_up": pooled[arm]["time"]["flux"]["90%"]} for arm, name in names.items()},
-        "before": {
-            "all": before[POOLED][FAST]["time"]["flux"]["90%"],
-            "worlds": {world: arms[FAST]["time"]["flux"]["90%"] for world, arms in before.items()},
+        "before": before[POOLED][FAST]["time"]["flux"]["90%"],
+        "settings": FAST_UPDATE,
+        "steps": _steps(rows),
+        "later": of_recipes([row for row in rows if row["seed"] not in first])[POOLED][FAST]["time"]["flux"]["90%"],
+        "without_words": of_recipes([row for row in rows if ", ocr" not in row["world"]])[POOLED][FAST]["time"]["flux"][
+            "90%"
+        ],
+        "evaluated": _evaluated(by_preset(pooled[FAST])),
+        "updates": {
+            "here": WORDS[experiment(CONFIRM, CONFIRM.worlds[0], BASELINE, 201).config.optimizer.updates],
+            "preset": WORDS[_plain_run("flux").optimizer.updates],
         },
+        "awm": _awm(of_recipes([row for row in stored["rows"] if row["stage"] == AWM_STAGE])),
         "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
         "changes": _changes([row for row in stored["rows"] if row["stage"] == CHANGES_STAGE]),
-        "ahead": {
-            names[arm]: series(
-                (world.split(",")[0] for world, arms in of_stage.items() if arms[arm]["over"]["90%"]["low"] > 1)
-            )
-            for arm in (PLAIN, UNEXPLORED)
-        },
         "six_steps": by_preset(pooled[FAST]),
         "six_over_all": pooled[ALL]["over"]["90%"]["mean"] * pooled[FAST]["seconds"] / preset_seconds(),
         "worlds": {
-            world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"]}
+            world: arms[FAST]["time"]["flux"]
+            | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"], "six steps": by_preset(arms[FAST])}
+            | {"sana": arms[FAST]["time"]["sana"]["90%"]}
+            | {names[arm]: arms[arm] for arm in (PLAIN, UNEXPLORED)}
             for world, arms in of_stage.items()
         },
         "clock": {shape: run["clock"] for shape, run in stored["loop"].items()},
@@ -284,8 +294,67 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             "base": span(falls[BASELINE]["ends"]),
             "rest": f"{min(end for arms in rest for end in arms[FAST]['ends']):.2f}",
         },
-        "below": sum(arms[FAST]["time"]["flux"]["90%"]["mean"] < SPEED_UP[1] for arms in of_stage.values()),
+        "below": {
+            "as run": _below({world: arms[FAST]["time"]["flux"]["90%"] for world, arms in of_stage.items()}),
+            "six steps": _below({world: by_preset(arms[FAST]) for world, arms in of_stage.items()}),
+            "SANA": _below({world: arms[FAST]["time"]["sana"]["90%"] for world, arms in of_stage.items()}),
+        },
     }
+
+
+def _below(speed_ups: Mapping[str, Interval]) -> dict[str, float]:
+    """Miniature → its speed-up, of those below the highest that the paper has."""
+    return {world.split(",")[0]: one["mean"] for world, one in speed_ups.items() if one["mean"] < SPEED_UP[1]}
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each step from the baseline to `fast` multiplies the speed by, to 90 %, in runs of the seeds that all have:
+    the update's cheaper iterations and its learning, fewer samples, exploring. 4-in-4 often falls short, so `fewer` is
+    at most, `exploring` at least so much.
+    """
+    seeds = {row["seed"] for row in rows if row["arm"] == ALL}
+    arms = of_recipes([row for row in rows if row["seed"] in seeds])[POOLED]
+    update, fewer, whole = (arms[arm]["time"]["flux"]["90%"] for arm in (ALL, UNEXPLORED, FAST))
+    cheaper = arms[BASELINE]["seconds"] / arms[ALL]["seconds"]
+    return {
+        "cheaper": cheaper,
+        "learning": over(update, cheaper),
+        "updated": update,
+        "fewer": fewer["mean"] / update["mean"],
+        "four": fewer["mean"],
+        "exploring": whole["mean"] / fewer["mean"],
+        "whole": whole,
+    }
+
+
+def _evaluated(speed_up: Interval) -> dict[str, dict[str, Any]]:
+    """Speed-up of the preset `fast` of FLUX.1 if both it and the baseline also evaluate as that preset, or as the runs
+    on miniatures did, and the seconds that this adds to an iteration, by the sums of `layout`.
+    """
+    run = fast_run("flux")
+    iterations = [seconds_of_iteration(each, "flux") for each in (run, _plain_run("flux"))]
+    measured = {
+        "preset": hours_of_run(run, "flux") * 3600 / run.iterations - iterations[0],
+        "runs": measuring(trained := experiment(CONFIRM, CONFIRM.worlds[0], FAST, 201).config, RATES["flux1"])
+        / trained.iterations,
+    }
+    fast, base = iterations
+    return {
+        name: {"seconds": seconds, "speed_up": over(speed_up, (1 + seconds / fast) / (1 + seconds / base))}
+        for name, seconds in measured.items()
+    }
+
+
+def _awm(of_stage: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Miniature → speed-ups of `fast` as it was, and of the AWM arm that is fastest over both miniatures."""
+    speed = {
+        world.split(",")[0]: {arm: each["time"]["flux"]["90%"]["mean"] for arm, each in arms.items()}
+        for world, arms in of_stage.items()
+        if world != POOLED
+    }
+    arms = [arm for arm in next(iter(speed.values())) if arm.startswith("AWM")]
+    best = max(arms, key=lambda arm: statistics.geometric_mean(each[arm] for each in speed.values()))
+    return {world: {"awm": each[best], "fast": each[EARLIER_FAST]} for world, each in speed.items()}
 
 
 def _higher(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -162,7 +162,7 @@ def recipes(read: Read, path: Path) -> None:
             axes.set_xticks([0.1, 0.3, 1, 3, 10])
             axes.minorticks_off()
         for axes in panels[1]:
-            axes.set_xlabel("GPU hours, log scale")
+            axes.set_xlabel("GPU hours of FLUX.1,\ncomputed, log scale")
         figure.supylabel("gain of the held-out reward, sd", fontsize=10)
         _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()], columns=2)
         write(figure, path)

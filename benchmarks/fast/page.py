@@ -13,8 +13,8 @@ from paper.pace import first_reached
 from scipy.stats import t as student
 from support.results import table
 
-from fast.arms import BASELINE, FAST, STAGES, UNEXPLORED
-from fast.cost import SHAPES, fast_run, seconds_of_iteration, seconds_of_prompt
+from fast.arms import ALL, BASELINE, CONFIRM, FAST, STAGES, UNEXPLORED, experiment
+from fast.cost import PAIRS, SHAPES, fast_run, seconds_of_iteration, seconds_of_prompt
 
 Row = Mapping[str, Any]
 SHARES = (0.5, 0.7, 0.9)
@@ -25,17 +25,49 @@ PATIENCE = 0.4
 """`evaluate.stop_after` of the recipe: the share of the iterations without a new best, after which a run ends."""
 INTRODUCTION = """# GPU time to a reward
 
-By `python benchmarks/fast STAGE`. *Time* is the GPU time in which drawing 24 samples and training on all of them with
-β = 1 reaches a share of its own best held-out gain, over that of the arm with the same seed: above 1, the arm is
-faster. Seconds are those of {} on one H200, computed from [equal_gpus.md](equal_gpus.md) for the samples, steps and
-pairs of the arm; a run with the six noise levels of the miniatures' presets is charged for those of the large model's,
-four for FLUX.1. A run that never gets there counts as {:g} × the iterations of the baseline. *Best* is the highest gain
-less the baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run
-exports if it ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains
-on when the run reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a
-prompt. *Short*: runs that never reach 90 %. *K-in-N* draws N images of a prompt and trains on the best and worst K.
-Brackets are 95 % intervals over seeds; of all worlds, for the mean of these four worlds.
+By `python benchmarks/fast STAGE`: how soon a recipe, an *arm*, reaches a reward. The baseline draws 24 samples of a
+prompt and trains on all of them with β = 1.
+
+{asked}
+
+{columns}
 """
+COLUMNS = {
+    "arm": "*K-in-N* draws N images of a prompt and trains on the best and worst K",
+    "s per prompt": f"GPU seconds to draw and train a prompt's samples, for {SHAPES['flux']} on one H200, computed "
+    f"from [equal_gpus.md](equal_gpus.md). Of the miniatures' six noise levels, the {PAIRS['flux']} of FLUX.1's preset "
+    "are charged. The update of `fast` has no pull to a reference, and omits its pass: 24-in-24 takes {cheaper:.1f} s "
+    "with it, {base:.1f} s with β = 1. Evaluations are not counted",
+    "speed-up, 50 %": "time of the baseline to this share of its own best held-out gain, over that of the arm with "
+    f"the same seed. A run that never gets there counts as {CENSORED:g} × the iterations of the baseline; of more than "
+    "half of the runs, that gives a limit, *at most*",
+    "by SD3.5-L, by SANA": "the same to 90 %, by seconds of these models",
+    "time over fast's": "time of the arm to 90 %, over that of `fast`",
+    "best, sd": "highest gain less the baseline's, in standard deviations of the base's images of a prompt",
+    "judge, sd": "gain of the detector that no run trains on when the run reaches 90 %, less the baseline's then; "
+    "of runs that get there",
+    "kept, lowest": f"gain of the version that a run exports if it ends without a new best in {100 * PATIENCE:.0f} % "
+    "of its iterations, as a share of its best",
+    "end, each run": "last gain as a share of the run's own best",
+    "short": "runs that never reach 90 %",
+    "[1.2, 1.8]": "95 % interval over seeds; of all worlds, for the mean of these four worlds, not of other models",
+}
+"""Column of the stages' tables → what it says."""
+ASKED = {
+    "confirm": "How much sooner is `fast` there than plain recipes and Sol-RL? Four miniatures, seeds of no screen",
+    "confirm, before": "The same with an earlier `fast`",
+    "screen 1": "What keeps a small β from running away?",
+    "screen 2": "Does a β that grows help?",
+    "screen 3": "And together with averaging?",
+    "screen 4": "And in 100 iterations?",
+    "screen 5": "Should averaging begin at once?",
+    "screen 6": "Which values? `fast` was chosen here",
+    "screen 7": "How good are plain recipes with this update?",
+    "screen 8": "Are shorter runs or AWM better? What ends the late fall?",
+    "screen 9": "Which of two changes ends it? `fast` took both",
+    "screen 10": "Does a change help the judge? `fast` stayed",
+}
+"""Stage → its question, for the list of contents."""
 LOOP = """## An iteration at true size
 
 By `python benchmarks/fast/loop.py MODEL`: seconds of one iteration of `fast` with random weights on one GPU, by the
@@ -45,20 +77,20 @@ from files in memory, two small images for an evaluation, compiling and the firs
 stored from its log, because a time limit cut the command's end.
 """
 CHARGED = """In the presets, `fast` explores in six steps, and a prompt takes {:.1f} s. If six steps select no worse
-than these four fitted ones, `fast` has a time of {} to 90 %. Fitting them is not counted.
+than these four fitted ones, `fast` has a speed-up of {} to 90 %. Fitting them is not counted.
 """
-UNREACHED = """To 50 %, the time of 4-in-4 over that of `fast` is {}. To 90 % it is a lower limit: {} of {} runs of
-4-in-4 never get there.
+UNREACHED = """To 50 %, the time of 4-in-4 over that of `fast` is {}. To 90 %, {} of {} runs of 4-in-4 never get there:
+its figures are limits, and its judge is of {} runs on {} alone.
 """
 
 
 def page(stored: Mapping[str, Any]) -> str:
     """Markdown of all stages; `stored` is the content of fast.json."""
-    parts = [INTRODUCTION.format(SHAPES["flux"], CENSORED, PATIENCE)]
+    stages = sorted(dict.fromkeys(row["stage"] for row in stored["rows"]), key=_order)
+    parts = [_introduction(stages)]
     if loop := stored.get("loop"):
         parts.append(f"{LOOP}\n{_loop(loop)}\n")
-    stages = dict.fromkeys(row["stage"] for row in stored["rows"])
-    for stage in sorted(stages, key=_order):
+    for stage in stages:
         rows = [row for row in stored["rows"] if row["stage"] == stage]
         parts.append(f"## {stage.capitalize()}\n")
         if about := stored.get("about", {}).get(stage):
@@ -74,6 +106,22 @@ def page(stored: Mapping[str, Any]) -> str:
             if world == POOLED:
                 parts += _notes(arms)
     return "\n".join(parts)
+
+
+def _introduction(stages: Sequence[str]) -> str:
+    """What each stage asks, and what the columns are."""
+    titles = {stage: stage.capitalize() for stage in stages if stage in ASKED}
+    links = {stage: title.lower().replace(",", "").replace(" ", "-") for stage, title in titles.items()}
+    base, cheaper = (
+        sum(seconds_of_prompt(experiment(CONFIRM, CONFIRM.worlds[0], arm, 201).config, "flux").values())
+        for arm in (BASELINE, ALL)
+    )
+    stages_asked = [(f"[{title}](#{links[stage]})", ASKED[stage]) for stage, title in titles.items()]
+    columns = [(name, said.format(base=base, cheaper=cheaper)) for name, said in COLUMNS.items()]
+    return INTRODUCTION.format(
+        asked="\n".join(table(("stage", "asks"), stages_asked)),
+        columns="\n".join(table(("column", "meaning"), columns)),
+    )
 
 
 def _beside_fast(rows: Sequence[Row]) -> str:
@@ -116,7 +164,8 @@ def _notes(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if FAST in arms:
         notes.append(CHARGED.format(preset_seconds(), _cell(by_preset(arms[FAST]))))
     if four := arms.get(UNEXPLORED):
-        notes.append(UNREACHED.format(_cell(four["over"]["50%"]), four["short"], four["runs"]))
+        judged, worlds = len(four["judged"]), " and ".join(dict.fromkeys(four["judged"]))
+        notes.append(UNREACHED.format(_cell(four["over"]["50%"]), four["short"], four["runs"], judged, worlds))
     return notes
 
 
@@ -166,8 +215,9 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Figures of a stage: "all worlds", and world → those of this world.
 
     Each has arm → `seconds` of a FLUX.1 prompt; `time` by shape and share, `over` by share (the arm's time over that of
-    `fast`), `best` and `judge` as intervals; `ends` and `kept` of all runs; number of `worlds`, of `runs`, and of those
-    `short` of 90 %. A figure that no run has is None.
+    `fast`), `best`, `judge` and `judge, 70%` as intervals; `judged`, the worlds of the runs that have a `judge`; `ends`
+    and `kept` of all runs; numbers of `worlds`, of `runs`, and of those `short` of 90 %. A figure that no run has is
+    None.
     """
     worlds = list(dict.fromkeys(row["world"] for row in rows))
     return {POOLED: _figures(rows, worlds), **{world: _figures(rows, [world]) for world in worlds}}
@@ -199,6 +249,10 @@ def _figures(rows: Sequence[Row], worlds: Sequence[str]) -> dict[str, Any]:
             "over": {f"{share:.0%}": _mean(beside, partial(over, share), logs=True) for share in SHARES},
             "best": _mean(by_world, lambda run, base: height(run) - height(base)),
             "judge": _mean(by_world, judge_at_target),
+            "judge, 70%": _mean(by_world, partial(judge_at_target, share=0.7)),
+            "judged": [
+                run["world"] for pairs in by_world for run, base in pairs if judge_at_target(run, base) is not None
+            ],
             "ends": [last(run) / height(run) if height(run) > 0 else -math.inf for run in runs],
             "kept": [kept(run) / height(run) if height(run) > 0 else -math.inf for run in runs],
             "worlds": len(by_world),
@@ -238,9 +292,9 @@ def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
     heads = (
         "arm",
         "s per prompt",
-        *(f"time, {share:.0%}" for share in SHARES),
-        *(f"{SHAPES[shape].partition(' ')[0]}, 90%" for shape in SHAPES if shape != "flux"),
-        f"its time over that of {FAST}",
+        *(f"speed-up, {100 * share:.0f} %" for share in SHARES),
+        *(f"by {SHAPES[shape].partition(' ')[0]}" for shape in SHAPES if shape != "flux"),
+        f"time over {FAST}'s",
         "best, sd",
         "judge, sd",
         "kept, lowest",
@@ -248,16 +302,17 @@ def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         "short",
         "runs",
     )
-    rows = []
+    rows, short = [], arms.get(FAST, {}).get("short")
     for arm, each in arms.items():
         ends = [f"{end:.2f}" for end in each["ends"]]
+        limit = 2 * each["short"] > each["runs"]
         rows.append(
             (
                 arm,
                 f"{each['seconds']:.1f}",
-                *(_cell(each["time"]["flux"][f"{share:.0%}"]) for share in SHARES),
-                *(_cell(each["time"][shape]["90%"]) for shape in SHAPES if shape != "flux"),
-                _cell(each["over"]["90%"]),
+                *(_cell(each["time"]["flux"][f"{share:.0%}"]) for share in SHARES[:-1]),
+                *(_cell(each["time"][shape]["90%"], limit="at most " if limit else "") for shape in SHAPES),
+                "" if limit and short else _cell(each["over"]["90%"], limit="at least " if limit else ""),
                 _cell(each["best"], "+.2f"),
                 _cell(each["judge"], "+.2f"),
                 f"{min(each['kept']):.2f}",
@@ -269,11 +324,13 @@ def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(table(heads, rows))
 
 
-def _cell(value: Mapping[str, Any] | None, spec: str = ".2f") -> str:
-    """A figure, with its interval from three seeds on."""
+def _cell(value: Mapping[str, Any] | None, spec: str = ".2f", limit: str = "") -> str:
+    """A figure, with its interval from three seeds on unless it is a limit."""
     if value is None:
         return ""
     estimate = Estimate(**value)
+    if limit:
+        return f"{limit}{estimate.mean:{spec}}"
     return f"{estimate:{spec}}" if estimate.seeds > 2 else f"{estimate.mean:{spec}}"
 
 
