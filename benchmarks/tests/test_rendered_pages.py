@@ -111,8 +111,8 @@ def test_the_readme_quotes_the_confirmed_figures() -> None:
     claims = figures(partial(evidence.read, RESULTS))["fast"]
     six = claims["six_steps"]["mean"]
     words = " ".join(text.split())
-    assert f"About {claims['all']['speed_up']['mean']:.1f} × are its update" in words
-    assert f"about {claims['six_over_all']:.1f} × are exploring and keeping few" in words
+    assert f"About {claims['all']['speed_up']['mean']:.1f} × come from its update" in words
+    assert f"about {claims['six_over_all']:.1f} × from exploring and keeping few" in words
     assert f"[{six:.1f} ×](docs/findings.md#a-quicker-recipe)" in text
     assert round(six) == 6
     assert "about a sixth of its time" in text
