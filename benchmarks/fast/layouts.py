@@ -42,7 +42,7 @@ def speeds(seconds: Mapping[str, float], serving: int, training: int) -> tuple[f
 
 
 def layouts() -> str:
-    """The table in Markdown. In a cell with *, that value as `explore.share` gives 1; equal layouts share a row."""
+    """The table in Markdown: a speed, or the `explore.share` that gives 1; equal layouts share a row."""
     prompts = {
         shape: seconds_of_prompt(resolve(f"{model}/fast/clipscore", overrides=SETTINGS).config, shape)
         for shape, model in zip(SHAPES, ("flux1", "sd3", "sana"), strict=True)
@@ -52,7 +52,7 @@ def layouts() -> str:
         cells = []
         for seconds in prompts.values():
             plain, share = speeds(seconds, serving, training)
-            cells.append(f"{plain:.2f}" + ("*" if share < 1 else ""))
+            cells.append(f"1, share {share:.2f}" if share < 1 else f"{plain:.2f}")
         rows.setdefault(tuple(cells), []).append(f"{serving} + {training}")
     heads = ("GPUs that serve + train", *SHAPES.values())
     return "\n".join(table(heads, ((", ".join(names), *cells) for cells, names in rows.items())))

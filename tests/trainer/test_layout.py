@@ -75,6 +75,30 @@ def test_all_pages_say_the_hours_of_layout_and_the_same_plan() -> None:
         assert re.search(rf"\b{re.escape(share[1])}\b", people), command
 
 
+def test_five_runs_on_eight_gpus_take_the_hours_of_the_command() -> None:
+    page, people, readme = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/many-gpus.md", "docs/five-people.md", "README.md")
+    )
+    rows = page.partition("| layout of the eight GPUs |")[2].splitlines()[2:7]
+    cells = [row.strip("| ").split(" | ")[1:] for row in rows]
+    (recomputing,) = re.findall(r"where (\d+) blocks of FLUX.1 recompute", people)
+    on_h100 = ("--scaled-to", "H100", "--set", f"optimizer.activation_checkpointing={recomputing}")
+    for at, words in ((0, ()), (3, on_h100)):
+
+        def hours(gpus: str, way: str = "without", runs: str = "1", words: tuple[str, ...] = words) -> float:
+            printed = layout("--preset", "flux1/fast/imagereward", "--gpus", gpus, "--runs", runs, *words)
+            (each,) = re.findall(rf"^{way} a service, ([\d.]+) h per run", printed, re.MULTILINE)
+            return float(each)
+
+        ends = [[hours("1")] * 5, [hours("2")] * 3 + [hours("1")] * 2, [hours("8", "with", "5")] * 5]
+        ends += [[after * single for after in range(1, 6)] for single in (hours("8"), hours("8", "with"))]
+        for row, five in zip(cells, ends, strict=True):
+            assert row[at : at + 3] == [f"{each:.2f}" for each in (min(five), max(five), sum(five) / 5)]
+    shared, queued = cells[2], cells[3]
+    assert f"five runs take {shared[2]} hours" in readme
+    assert f"{queued[2]} in the mean" in readme
+
+
 def test_the_speed_of_a_service_beside_one_run_in_many_gpus_md_is_that_of_the_command() -> None:
     text = " ".join((ROOT / "docs/many-gpus.md").read_text(encoding="utf-8").split())
 
