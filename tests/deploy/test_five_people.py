@@ -37,7 +37,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which steps 1 and 2 of the page were typed."""
     folder = tmp_path_factory.mktemp("node")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
-    typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[1:3]])
+    typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[2:4]])
     subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True, env=PROGRAMS)
     return folder
 
