@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from types import FunctionType
+from typing import Annotated, Any
 
 import pytest
 import torch
 from pydantic import Field
 from solrl_core.families import Backbone
-from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities, group_advantages
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.dpo import DiffusionDpo
 from solrl_trainer.algorithms.registry import ALGORITHMS
@@ -61,76 +62,28 @@ class Forgetful(Algorithm[AlgorithmSettings, ForwardBatch]):
         return Loss((velocity.current - velocity.old).mean(), {})
 
 
-class Idle(Forgetful):
-    """Returns no units."""
-
-    def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
-        return torch.empty(0, 2, dtype=torch.long)
-
-
 class Bare(Algorithm[AlgorithmSettings, ForwardBatch]):
     """Defines nothing."""
 
 
-class Tensors(Weighted):
-    """Returns a tensor."""
-
-    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        return super().loss(batch, velocity).value  # type: ignore[return-value]
-
-
-class Unreduced(Weighted):
-    """Returns a loss of each latent value."""
-
-    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        return Loss(velocity.current - batch.x0, {})
+def faulty(**fields: Any) -> type[Weighted]:
+    """`Weighted` with these fields or methods instead of its own."""
+    for name, value in fields.items():
+        if isinstance(value, FunctionType):
+            value.__name__ = name
+    return type("Faulty", (Weighted,), fields)
 
 
-class Detached(Weighted):
-    """Returns a loss without gradient."""
-
-    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        return Loss(batch.x0.mean(), {})
-
-
-class Figured(Weighted):
-    """Has a figure of each sample."""
-
-    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        return Loss(super().loss(batch, velocity).value, {"weights": batch.advantages})
-
-
-class Flat(Weighted):
-    """Has advantages without groups."""
-
-    def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
-        return super().advantages(rewards).flatten()
-
-
-class Beyond(Weighted):
-    """Has indices of samples that do not exist."""
-
-    def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
-        return torch.arange(len(advantages) + 1)[:, None]
-
-
-class Based(Weighted):
-    """Names a policy that does not exist."""
-
-    fixed = ("base",)  # type: ignore[assignment]
-
-
-class Misspelt(Weighted):
-    """Has a fault in its code."""
-
-    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        return Loss(batch.nois.mean(), {})  # type: ignore[attr-defined]
-
-
-class Untyped(Weighted):
-    """Has settings of a wrong type."""
-
-    Settings = dict
+Tensors = faulty(loss=lambda own, batch, velocity: Weighted.loss(own, batch, velocity).value)
+Unreduced = faulty(loss=lambda own, batch, velocity: Loss(velocity.current - batch.x0, {}))
+Detached = faulty(loss=lambda own, batch, velocity: Loss(batch.x0.mean(), {}))
+Figured = faulty(loss=lambda own, batch, velocity: Loss(velocity.current.mean(), {"weights": batch.advantages}))
+Misspelt = faulty(loss=lambda own, batch, velocity: Loss(batch.nois.mean(), {}))
+Flat = faulty(advantages=lambda own, rewards: group_advantages(rewards).flatten())
+Beyond = faulty(units=lambda own, advantages, kept: torch.arange(len(advantages) + 1)[:, None])
+Idle = faulty(units=lambda own, advantages, kept: torch.empty(0, 2, dtype=torch.long))
+Based = faulty(fixed=("base",))
+Untyped = faulty(Settings=dict)
 
 
 def configured(name: str, *overrides: str) -> RunConfig:
