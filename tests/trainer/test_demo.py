@@ -17,55 +17,10 @@ from tests.support.programs import Program, command
 from tests.support.typed import refused
 
 
-def started(folder: Path, run: Callable[..., None], *settings: str) -> Program:
-    words = ("solrl-train", "demo", "--output", str(folder / "run"), *settings)
-    sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
-    (folder / "log").touch()
-    return Program(run, (main, words, os.getcwd(), dict(os.environ)), folder / "log")
-
-
 def in_a_session(*arguments: Any) -> None:
     """Run a command as a terminal does: it and its children can be interrupted at once."""
     os.setsid()
     command(*arguments)
-
-
-def service_of(demo: Program) -> int:
-    """Process id of the demo's service, once it is there."""
-    while demo.alive:
-        for child in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"solrl_rollout" in words and not words.startswith(b"setpriv"):
-                return int(child)
-        time.sleep(0.05)
-    pytest.fail("the demo ended")
-
-
-def ended(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed parent cannot take its child along")
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["INT", "TERM", "KILL"]
-)
-def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
-    demo = started(tmp_path, command, "--world", "shapes")
-    child = service_of(demo)
-    try:
-        demo.send_signal(number)
-        assert demo.wait(600) == code
-        deadline = time.monotonic() + 600
-        while not ended(child):
-            assert time.monotonic() < deadline, "the service outlived the demo"
-            time.sleep(0.05)
-    finally:
-        demo.kill()
-        if not ended(child):
-            os.kill(child, signal.SIGKILL)
 
 
 def in_session(session: int) -> list[str]:
@@ -80,19 +35,34 @@ def in_session(session: int) -> list[str]:
     return commands
 
 
+# The service serves when its address is printed. A demo that Ctrl-C interrupts earlier or later may meet an error of
+# its service, or of an import, before it is interrupted itself.
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
-@pytest.mark.parametrize("moment", ["starting a rollout service", "untrained"])
-def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
-    """A terminal sends it to the demo and its service at once."""
+@pytest.mark.parametrize(
+    ("send", "number", "moment", "codes"),
+    [
+        (os.kill, signal.SIGINT, "watch the run", (130,)),
+        (os.kill, signal.SIGTERM, "watch the run", (143,)),
+        (os.kill, signal.SIGKILL, "watch the run", (-9,)),
+        (os.killpg, signal.SIGINT, "starting a rollout service", (1, 2, 130)),
+        (os.killpg, signal.SIGINT, "untrained", (1, 2, 130)),
+    ],
+    ids=["INT", "TERM", "KILL", "Ctrl-C at the start", "Ctrl-C in the run"],
+)
+def test_no_process_outlives_the_demo(
+    tmp_path: Path, send: Callable[[int, int], None], number: int, moment: str, codes: tuple[int, ...]
+) -> None:
     small = [f"--set={one}" for one in ("iterations=1", "explore.prompts=2", "evaluate.prompts=2")]
-    demo = started(tmp_path, in_a_session, *small)
+    words = ("solrl-train", "demo", "--output", str(tmp_path / "run"), *small)
+    sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
+    (tmp_path / "log").touch()
+    demo = Program(in_a_session, (main, words, os.getcwd(), dict(os.environ)), tmp_path / "log")
     try:
         while moment not in demo.log.read_text():
             assert demo.alive, demo.log.read_text()
             time.sleep(0.05)
-        os.killpg(demo.pid, signal.SIGINT)
-        # The demo may meet an error of its service, or of an import, before it is interrupted itself.
-        assert demo.wait(600) in (1, 2, 130)
+        send(demo.pid, number)
+        assert demo.wait(600) in codes
         deadline = time.monotonic() + 600
         while left := in_session(demo.pid):
             assert time.monotonic() < deadline, left
@@ -127,19 +97,14 @@ def test_without_its_packages_the_demo_says_how_to_install_them(
     assert "pip install 'solrl[ocr]'" in refused(main, "demo", "--output", str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(
-    ("changed", "cures"),
-    [
-        ("explore.steps=6", ["explore.fitted=null"]),
-        ("guidance=2", ["explore.fitted=null", "explore.calibrated_for=null"]),
-    ],
-)
-def test_a_change_that_the_shipped_plan_excludes_names_its_cures(changed: str, cures: list[str]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        demo_config(SHAPES, [changed])
-    assert all(cure in str(raised.value) for cure in cures)
-    assert len(str(raised.value)) < 300
-    demo_config(SHAPES, [changed, *cures])
+def test_a_change_that_the_shipped_plan_excludes_names_its_cures() -> None:
+    fitted, bound = "explore.fitted=null", "explore.calibrated_for=null"
+    for changed, cures in (("explore.steps=6", [fitted]), ("guidance=2", [fitted, bound])):
+        with pytest.raises(ConfigError) as raised:
+            demo_config(SHAPES, [changed])
+        assert all(cure in str(raised.value) for cure in cures)
+        assert len(str(raised.value)) < 300
+        demo_config(SHAPES, [changed, *cures])
 
 
 def test_the_words_are_explored_by_a_service_and_evaluated_after_each_iteration() -> None:
