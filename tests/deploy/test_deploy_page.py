@@ -13,9 +13,9 @@ import yaml
 from proof.compose import load
 from solrl_rollout.settings import RolloutSettings
 from tests.docs.command_checks import parsed
+from tests.docs.fences import ROOT, blocks
 from torch.distributed.run import get_args_parser
 
-ROOT = Path(__file__).parents[2]
 PAGES = ("five-people", "deploy", "memory", "monitor", "failures", "security", "scale-out")
 PAGE = "".join((ROOT / f"docs/{name}.md").read_text() for name in PAGES)
 DOCUMENT = load(ROOT / "docker-compose.yml", {})
@@ -23,11 +23,10 @@ SERVICES: dict[str, Any] = DOCUMENT["services"]
 
 
 def fenced(language: str) -> list[str]:
-    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [block.text for name in PAGES for block in blocks(f"docs/{name}.md", language)]
 
 
-BLOCKS = fenced("sh")
-COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+COMMANDS = [line for text in fenced("sh") for line in text.replace("\\\n", " ").splitlines()]
 COMPOSE = [line for line in COMMANDS if "docker compose" in line]
 INLINE = re.findall(r"`(docker compose [^`]+)`", PAGE)
 VERBS = {"up", "down", "cp", "rm", "run", "exec", "build", "logs", "stop", "ps", "restart"}
@@ -98,7 +97,7 @@ def test_deploy_lists_every_variable_of_the_compose_file() -> None:
 
 @pytest.mark.parametrize("page", ["deploy", "five-people"])
 def test_a_trainer_s_folder_of_secrets_is_made_before(page: str) -> None:
-    lines = "".join(re.findall(r"^```sh\n(.*?)^```$", (ROOT / f"docs/{page}.md").read_text(), re.M | re.S))
+    lines = "".join(block.text for block in blocks(f"docs/{page}.md", "sh"))
     folders = set(re.findall(r"SOLRL_SECRETS=\./(\S+)", lines))
     assert folders
     for folder in folders:

@@ -11,11 +11,10 @@ import httpx
 import pytest
 from proof.compose import load
 from solrl_rollout.settings import RolloutSettings
+from tests.docs.fences import ROOT, blocks
 from tests.support.service_helpers import running_service
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/five-people.md").read_text()
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 PROGRAMS = os.environ | {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "HF_TOKEN": "hf_operator",
@@ -37,7 +36,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which steps 1 and 2 of the page were typed."""
     folder = tmp_path_factory.mktemp("node")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
-    typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[2:4]])
+    steps = [block.text for block in blocks("docs/five-people.md", "sh")[2:4]]
+    typed = "\n".join(["set -euo pipefail", DOCKER, *steps])
     subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True, env=PROGRAMS)
     return folder
 

@@ -36,10 +36,12 @@ def test_commands_within_the_text_exist() -> None:
     inline = re.findall(r"`((?:solrl-train|solrl-rollout) [^`]+)`", (ROOT / "README.md").read_text())
     assert inline
     for text in inline:
-        _, subcommand, *rest = text.split()
-        usage = help_of(text.split()[0], subcommand)
+        program, subcommand, *rest = text.split()
+        with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit) as end:
+            parsed([program, subcommand, "--help"])
+        assert not end.value.code, text
         for flag in (word for word in rest if word.startswith("--")):
-            assert flag in usage, text
+            assert flag in said.getvalue(), text
 
 
 def layout_commands(page: str) -> list[str]:
@@ -53,14 +55,6 @@ def layout_commands(page: str) -> list[str]:
 @pytest.mark.parametrize(("page", "line"), [(page, line) for page in LINKED for line in layout_commands(page)])
 def test_every_documented_layout_is_computed(page: str, line: str, examples: Path) -> None:
     assert ran(shlex.split(line)) == 0
-
-
-def help_of(program: str, subcommand: str) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as end:
-        parsed([program, subcommand, "--help"])
-    assert not end.value.code, (program, subcommand)
-    return said.getvalue()
 
 
 @pytest.mark.parametrize("page", LINKED)

@@ -113,11 +113,6 @@ def test_the_page_lists_the_rewards_that_are_there() -> None:
     assert names == {"vlm_judge", *filter(REWARDS.is_built_in, REWARDS.names())}
 
 
-def test_the_trainer_accepts_the_page_s_reward() -> None:
-    config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides(REWARD, COLOURS)).config
-    assert config.rewards == {"clipscore": 1, COLOURS: 1}
-
-
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     few = ("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "optimizer.batch=8", "evaluate.guards=[]")
     settings = [*overrides(ALGORITHM, "my_algorithms"), *QUICK, *few]
