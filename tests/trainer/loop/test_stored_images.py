@@ -12,7 +12,7 @@ from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.commands.layout import layout
 from solrl_trainer.commands.options import Layout
 from solrl_trainer.commands.preflight import check_run
-from solrl_trainer.commands.run import run, summarize
+from solrl_trainer.commands.run import run
 from solrl_trainer.loop import Result, train
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.prompts.stored_files import stored_files
@@ -63,25 +63,20 @@ def go(config: RunConfig, *, resume: bool = False) -> Result:
 
 
 @pytest.mark.slow
-def test_fine_tuning_lowers_the_loss_on_its_images_and_resumes(stored: Path, tmp_path: Path) -> None:
+def test_fine_tuning_lowers_the_loss_on_its_images_resumes_and_reports_them(stored: Path, tmp_path: Path) -> None:
     settings = ("optimizer.learning_rate=3e-3", "regenerate.steps=8", "algorithm.timestep_fraction=1")
-    result = go(config_of("sft", stored / "images", tmp_path / "whole", *settings, "iterations=6"))
+    summary = run(config_of("sft", stored / "images", tmp_path / "whole", *settings, "iterations=6"))
     lines = iterations(tmp_path / "whole")
     # Two iterations train on each of the four images once.
     assert lines[4]["loss"] + lines[5]["loss"] < 0.8 * (lines[0]["loss"] + lines[1]["loss"])
     assert lines[0]["rewards"] == {}
-    assert summarize(config_of("sft", stored / "images", tmp_path / "whole"), result)["trained"] == {}
+    assert summary["trained"] == {}
     go(config_of("sft", stored / "images", tmp_path / "parts", *settings, "iterations=4"))
     go(config_of("sft", stored / "images", tmp_path / "parts", *settings, "iterations=6"), resume=True)
     assert iterations(tmp_path / "parts") == lines
     parts = json.loads((tmp_path / "whole" / "checkpoints" / "000006" / "parts.json").read_text())
     assert "prompts:images" in parts
-
-
-@pytest.mark.slow
-def test_a_report_and_a_card_say_that_stored_images_were_trained_on(stored: Path, tmp_path: Path) -> None:
-    run(config_of("sft", stored / "images", tmp_path / "run", "iterations=1"), resume=False, version=None)
-    report, card = ((tmp_path / "run" / name).read_text() for name in ("report.html", "README.md"))
+    report, card = ((tmp_path / "whole" / name).read_text() for name in ("report.html", "README.md"))
     assert "trained on stored images" in report
     assert "Rewards during training" not in report
     assert "2 prompts, stored images" in card

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from solrl_trainer import loop
 from solrl_trainer.evaluation import held_out
 from solrl_trainer.service.service_source import ServiceSource
 from tests.trainer.real_runs import Run, Service, Watcher, go
@@ -46,17 +45,9 @@ def test_measuring_more_rarely(watched: Run, service: Service, folder: Path) -> 
 
 
 def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service, folder: Path) -> None:
-    output, collect_samples = folder / "cut", loop.collect_samples
-
-    def cut(*arguments: object) -> object:
-        if arguments[2] == 1:
-            raise ConnectionError("gone")
-        return collect_samples(*arguments)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "collect_samples", cut)
-        with pytest.raises(ConnectionError):
-            go(service, output, *WATCHED, "iterations=3")
+    output = folder / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        go(service, output, *WATCHED, "iterations=3", watcher=Watcher(stops_at=(1, "explore")))
     resumed = go(service, output, *WATCHED, "iterations=3", resume=True)
     assert [version for version, name in resumed.watcher.phases if name == "fidelity"] == [2]
     assert measured(resumed) == measured(watched)

@@ -23,13 +23,7 @@ RUN = Path("run")
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, or what stands for it.
-
-    Attributes:
-        rank: number of the node.
-        prefix: words before a command that runs on it.
-        folder: working directory of its commands.
-    """
+    """A machine, or what stands for it: its number, words before a command on it, and its working directory."""
 
     rank: int
     prefix: tuple[str, ...]
@@ -42,13 +36,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Network:
-    """Two nodes.
-
-    Attributes:
-        nodes: the nodes.
-        address: address of the first.
-        started: programs that were started on them.
-    """
+    """Two nodes, the address of the first, and the programs that were started on them."""
 
     nodes: tuple[Node, Node]
     address: str
