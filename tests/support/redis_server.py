@@ -18,14 +18,6 @@ Keys = dict[bytes, tuple[bool, Any]]
 """Content of a server: key → (whether it expires, value)."""
 
 
-def redis_program() -> str:
-    """Path of the server program: `REDIS_SERVER`, or redis-server on the PATH."""
-    program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
-    if program is None:
-        raise FileNotFoundError("redis-server is not installed (apt-get install redis-server, or set REDIS_SERVER)")
-    return program
-
-
 class RedisServer:
     """A server on `port` with its append-only file in `folder`; appendfsync `never` disables the file."""
 
@@ -37,12 +29,15 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
+        if program is None:
+            raise FileNotFoundError("redis-server is not installed (apt-get install redis-server, or set REDIS_SERVER)")
         append = ["--appendonly", "no"]
         if self.appendfsync != "never":
             append = ["--appendonly", "yes", "--appendfsync", self.appendfsync]
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
         with (self.folder / "log").open("ab") as log:
-            command = [redis_program(), *place, *append, "--save", "", "--loglevel", "warning"]
+            command = [program, *place, *append, "--save", "", "--loglevel", "warning"]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 60
         with redis.Redis.from_url(self.url) as client:

@@ -158,10 +158,8 @@ def test_an_iterations_prompts_depend_only_on_the_seed_and_are_no_more_than_exis
 def test_every_iteration_and_the_first_held_out_prompts_have_each_sources_share(tmp_path: Path) -> None:
     # One prompt is in both sources.
     for name, train, test in (("photos", 20, 10), ("signs", 9, 5)):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "train.txt").write_text("".join(f"{name} {i}\n" for i in range(train)) + "a cat\n")
-        (folder / "test.txt").write_text("".join(f"held {name} {i}\n" for i in range(test)))
+        own = [f"{name} {i}" for i in range(train)]
+        prompts_in(tmp_path / name, [*own, "a cat"], [f"held {name} {i}" for i in range(test)])
     sources = {str(tmp_path / "photos"): PromptSource(share=7), str(tmp_path / "signs"): PromptSource(share=3)}
     held_out = prompts_of_run(sources, "test").all
     assert Counter(item.text.split()[1] for item in held_out[:10]) == {"photos": 7, "signs": 3}
@@ -221,13 +219,10 @@ def test_one_source_draws_as_a_plain_set_and_a_text_in_two_may_have_two_ids(tmp_
 LONG = "two red circles and " * 10
 
 
-def items(*texts: str) -> list[PromptItem]:
-    return [PromptItem(id=str(i), text=text) for i, text in enumerate(texts)]
-
-
 def test_long_prompts_are_named_also_by_a_run(notes: list[str], tmp_path: Path) -> None:
-    long = [f"{LONG} a cross {i}" for i in range(5)]
-    warn_of_long_prompts(load_backbone("mini-sana"), {"training": items("a", *long), "held-out": items("b")})
+    long = [PromptItem(id=str(i), text=f"{LONG} a cross {i}") for i in range(5)]
+    short = [PromptItem(id="a", text="a")]
+    warn_of_long_prompts(load_backbone("mini-sana"), {"training": [*short, *long], "held-out": short})
     (text,) = notes
     assert text.startswith("5 of 6 training prompts are longer than mini-sana reads")
     assert text.count("'two red circles and") == 3

@@ -59,11 +59,8 @@ def test_a_count_out_of_range_and_a_non_finite_reward_are_refused() -> None:
             best_worst([1.0, 2.0, bad, bad], 2)
 
 
-def group(*scores: float) -> CandidateGroup:
-    return CandidateGroup(PromptItem(id="p", text="a red circle"), range(10, 10 + len(scores)), scores)
-
-
 def test_a_selection_has_the_best_and_the_worst() -> None:
-    selection = select(group(0.1, 0.4, 0.5, 0.3, 0.2), Explore(keep=2))
+    group = CandidateGroup(PromptItem(id="p", text="a red circle"), range(10, 15), (0.1, 0.4, 0.5, 0.3, 0.2))
+    selection = select(group, Explore(keep=2))
     assert (selection.seeds, selection.scores) == ([12, 10], [0.5, 0.1])
     assert selection.samples is None

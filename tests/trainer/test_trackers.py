@@ -173,22 +173,15 @@ def test_a_missing_tracker_is_refused(tmp_path: Path, name: str, message: str, m
     assert message in refused(main, "run", "--dry-run", "--output", str(tmp_path / "run"), "--track", name)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.trainer.run_folders import iteration_line
-from solrl_trainer.run_folder.metrics_file import MetricsFile
-from solrl_trainer.records.run_log import RunLog
-from solrl_trainer.records.trackers.run_trackers import open_trackers
-from tests.trainer.test_trackers import tracked
-config = tracked(Path(sys.argv[1]), sys.argv[2])
-with open_trackers(config) as trackers:
-    log = RunLog(MetricsFile(config.output / "metrics.jsonl"), trackers=trackers)
-    log.rewind(-1)
-    for line in map(iteration_line, range(3)):
-        log._log(line.pop("event"), **line)
-    os.killpg(0, signal.SIGKILL)
-"""
+def killed() -> None:
+    """As a program: log three iterations, then kill it with all processes of its tracker."""
+    config = tracked(Path(sys.argv[1]), sys.argv[2])
+    with open_trackers(config) as trackers:
+        log = RunLog(MetricsFile(config.output / "metrics.jsonl"), trackers=trackers)
+        log.rewind(-1)
+        for line in map(iteration_line, range(3)):
+            log._log(line.pop("event"), **line)
+        os.killpg(0, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "swanlab", "trackio"])
@@ -202,8 +195,9 @@ def test_a_killed_runs_tracker_gets_all_figures(tmp_path: Path, name: str, monke
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "report.html").write_text("<p>report</p>")
-    killed = subprocess.run([sys.executable, "-c", KILLED, folder, name], start_new_session=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    program = f"from {__name__} import killed; killed()"
+    done = subprocess.run([sys.executable, "-c", program, folder, name], start_new_session=True, check=False)
+    assert done.returncode == -signal.SIGKILL
     before = json.loads((folder / "trackers.json").read_text())[name]["key"]
     told: list[tuple[int, str]] = []
     kind = TRACKERS.find(name)

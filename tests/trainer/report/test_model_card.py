@@ -83,16 +83,12 @@ def test_the_card_s_prompt_and_seed_are_those_of_the_first_held_out_image(tmp_pa
     card = model_card(config, 30, None, "here")
     assert "manual_seed(4700000001)" in card
     assert "Prompt and seed are the first held-out image's." in card
-    assert page_of_images(tmp_path)[:2] == ["before, seed 4700000001", "after, seed 4700000001"]
+    titles = re.findall(r'<img [^>]*title="([^"]*)"', write_report(tmp_path).read_text(encoding="utf-8"))
+    assert titles[:2] == ["before, seed 4700000001", "after, seed 4700000001"]
     nowhere = config.model_copy(update={"output": tmp_path / "x", "prompts": "nowhere"})
     card = model_card(nowhere, 30, None, "here")
     assert "prompt='a prompt of yours'" in card
     assert "first held-out image" not in card
-
-
-def page_of_images(folder: Path) -> list[str]:
-    """What the images of a run's report say of themselves."""
-    return re.findall(r'<img [^>]*title="([^"]*)"', write_report(folder).read_text(encoding="utf-8"))
 
 
 def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
