@@ -72,18 +72,15 @@ def test_own_files_start_a_run(
     assert_same_changes(started(policy, flux, tmp_path), adapter)
 
 
-def test_diffusers_alphas_and_metadata_count(policy: Policy, flux: PipelineBackbone, tmp_path: Path) -> None:
-    adapter = random_adapter(flux, 3, 1.0, 2, 6.0)
-    file = {name.replace("base_model.model.", "transformer."): value for name, value in adapter.tensors.items()}
-    save_file(file, tmp_path / "l.safetensors", {"lora_adapter_metadata": json.dumps({"transformer.lora_alpha": 6})})
-    assert_same_changes(started(policy, flux, tmp_path / "l.safetensors"), adapter)
+def test_an_alpha_of_diffusers_counts_and_other_layers_stay(
+    policy: Policy, flux: PipelineBackbone, tmp_path: Path
+) -> None:
     adapter = random_adapter(flux, 3, 1.0, 3, 3.0)
     a, b = adapter.tensors[lora_a_key(TARGET)], adapter.tensors[lora_b_key(TARGET)]
-    key = f"transformer.{TARGET}"
     file = {
-        f"{key}.lora_A.weight": a.bfloat16(),
-        f"{key}.lora_B.weight": b.bfloat16(),
-        f"{key}.alpha": torch.tensor(1.5),
+        f"{KEY}.lora_A.weight": a.bfloat16(),
+        f"{KEY}.lora_B.weight": b.bfloat16(),
+        f"{KEY}.alpha": torch.tensor(1.5),
     }
     save_file(file, tmp_path / "one.safetensors")
     before = policy.behaviour()
@@ -292,7 +289,6 @@ def test_a_run_trains_on_from_its_start(flux: PipelineBackbone, tmp_path: Path) 
     own = "lora_unet_double_blocks_0_img_attn_proj"
     change = file[f"{own}.alpha"] / 2 * file[f"{own}.lora_up.weight"] @ file[f"{own}.lora_down.weight"]
     torch.testing.assert_close(change, small.delta(TARGET), rtol=1e-4, atol=1e-7)
-
     found = load_file(tmp_path / "run" / "lora.safetensors")
-    a, b = found[f"transformer.{TARGET}.lora_A.weight"], found[f"transformer.{TARGET}.lora_B.weight"]
+    a, b = found[f"{KEY}.lora_A.weight"], found[f"{KEY}.lora_B.weight"]
     torch.testing.assert_close(b @ a, small.delta(TARGET), rtol=1e-4, atol=1e-7)
