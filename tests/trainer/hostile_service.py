@@ -1,20 +1,16 @@
 """A small real HTTP service that answers like a rollout service, except for answers that a test replaces."""
 
-import asyncio
-import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import RolloutRequest
+from starlette.types import Receive, Scope, Send
+from tests.services.reward_servers import serving
 
-Scope = dict[str, Any]
-Receive = Callable[[], Any]
-Send = Callable[[dict[str, Any]], Any]
 DIGEST = "sha256:" + "0" * 64
 
 
@@ -54,7 +50,7 @@ class HostileService:
     headers: list[dict[str, str]] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
+        """The ASGI application, which has no events of its lifespan."""
         body, more = b"", True
         while more:
             message = await receive()
@@ -109,20 +105,9 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
     return [*lines, {"kind": "end", "groups": len(request.prompts), "seconds": seconds}]
 
 
-@contextlib.contextmanager
+@contextmanager
 def hostile_service() -> Iterator[HostileService]:
     """The service in a thread, on a free loopback port."""
     service = HostileService()
-    config = uvicorn.Config(service, host="127.0.0.1", port=0, log_config=None, lifespan="off", access_log=False)
-    server = uvicorn.Server(config)
-    listener = config.bind_socket()
-    listener.listen()  # the server itself listens only later: until then, clients would be refused
-    service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
-    thread.start()
-    try:
+    with serving(service) as service.url:
         yield service
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -18,6 +17,7 @@ from solrl_minis import catalog
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
+from tests.services.reward_servers import serving
 from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused, typed
 from tests.trainer.fake_hub import FakeHub
@@ -168,8 +168,9 @@ def test_weights_and_card_are_pushed_to_the_hub(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub")
-    with closing(FakeHub(token="hf_right")) as hub:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    hub = FakeHub(token="hf_right")
+    with serving(hub) as url:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
         for name, token, message in (
@@ -179,7 +180,7 @@ def test_weights_and_card_are_pushed_to_the_hub(
         ):
             assert message in refused(main, *export, name, HF_TOKEN=token)
             assert hub.files == {}
-        assert f"pushed: {hub.url}/me/shapes" in accepted(main, *export, "me/shapes", HF_TOKEN="hf_right").stdout
+        assert f"pushed: {url}/me/shapes" in accepted(main, *export, "me/shapes", HF_TOKEN="hf_right").stdout
         assert hub.created == ["me/shapes"]
         assert sorted(hub.files) == ["README.md", "grid.png", "lora.safetensors"]
         for name, content in hub.files.items():
