@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
@@ -173,12 +174,7 @@ def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts: int,
 
 
 def test_the_end_follows_from_the_mean_pace(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Today(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> "Today":
-            return cls(2026, 1, 1, 14, 4)
-
-    monkeypatch.setattr(time_left, "datetime", Today)
+    monkeypatch.setattr(time_left, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1, 14, 4)))
     left = TimeLeft()
     assert left.text(0, 200) == "0 %"
     clock[0] += 30

@@ -33,10 +33,6 @@ REFUSAL = {"type": "urn:solrl:problem:invalid-request", "title": "Request is not
 REFUSED = Answer(422, parts=(json.dumps(REFUSAL | {"detail": "Extra inputs are not permitted"}).encode(),))
 
 
-def no_images() -> RunRequests:
-    raise AssertionError("no images are due")
-
-
 @pytest.fixture
 def service() -> Iterator[HostileService]:
     with hostile_service() as running:
@@ -50,7 +46,7 @@ def reporting(
     """A reporter whose reports get these answers; at the end, all are sent."""
     service.answers = list(answers)
     client = RolloutClient(service.url, patience=0)
-    with StatusReporter(client, config or tiny_config(), no_images) as reporter:
+    with StatusReporter(client, config or tiny_config(), lambda: pytest.fail("no images are due")) as reporter:
         yield reporter
     assert service.answers == []
 

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +27,10 @@ SMALL = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def patient_end() -> Iterator[None]:
-    """A run waits for its last reports on a busy machine, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(status_reports, "_LONGEST_END", 600.0)
-        yield
-
-
 def test_a_run_reports_its_metrics_curve_settings_and_last_samples(
-    small_service: RunningService, tmp_path: Path, notes: list[str]
+    small_service: RunningService, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(status_reports, "_LONGEST_END", 600.0)  # on a busy machine, too
     config = tiny_config(*SMALL, output=tmp_path, run="judged", rollout_url=small_service.url)
     train(config, Watcher())
     assert not [note for note in notes if "page" in note]
