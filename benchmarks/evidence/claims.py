@@ -185,10 +185,14 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
 
 
 def _engines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Engine and precision → its candidates per second with an adapter, and the share of FLOPs in this precision."""
+    """Engine and precision → its candidates per second with an adapter and without, its version, and the share of FLOPs
+    in this precision.
+    """
     return {
         (row["engine"].split()[0], row["precision"].partition(":")[0]): {
             "rate": CHUNK / statistics.median(row["adapted"]),
+            "base": CHUNK / statistics.median(row["base"]),
+            "version": row["engine"].partition(" ")[2],
             "share": f"{share[1]} %" if (share := re.search(r"(\d+)% of", row["precision"])) else "all",
         }
         for row in rows
@@ -196,7 +200,7 @@ def _engines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[st
 
 
 def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Trainings beside a peer's, by means of five turns: which fall below their start, how all others end, and theirs
+    """Trainings beside a peer's, by means of five turns: which fall below their start, what all others gain, and theirs
     less ours with the interval over seeds. Shorter trainings count in the differences alone.
     """
     curves = [
@@ -215,9 +219,10 @@ def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seeds": len(ours),
         "all": len(curves[0]),
         "fallen": dict(zip(("ours", "theirs"), fallen, strict=True)),
-        "ends": span(run[-1] for runs in (ours, theirs) for run in runs if run[-1] >= run[0]),
+        "gain": statistics.mean(run[-1] - run[0] for runs in (ours, theirs) for run in runs if run[-1] >= run[0]),
         "differences": [
             asdict(mean)
+            | {"width": mean.high - mean.low}
             | {"turns": f"{TURNS * at + 1} to {TURNS * (at + 1)}", "decided": not mean.low <= 0 <= mean.high}
             | dict(zip(("ours", "theirs"), of_trainers.mean(1), strict=True))
             for at, of_trainers in enumerate(spans)
@@ -227,13 +232,14 @@ def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _same_draws(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Trainings in which a peer has our random draws: how close they begin, and from where to where each falls."""
+    """Trainings in which a peer has our random draws: means of the first and of the last turns."""
     curves = {"ours" if row["trainer"] == "ours" else "theirs": row["rewards"] for row in rows}
-    off = [abs(ours - theirs) for ours, theirs in zip(curves["ours"], curves["theirs"], strict=True)]
     return {
-        "off": max(off[:TURNS]),
-        "turns": len(off),
-        "fallen": {name: (max(rewards), min(rewards[TURNS:])) for name, rewards in curves.items()},
+        "turns": len(curves["ours"]),
+        "fallen": {
+            name: (statistics.mean(rewards[:TURNS]), statistics.mean(rewards[-TURNS:]))
+            for name, rewards in curves.items()
+        },
     }
 
 
