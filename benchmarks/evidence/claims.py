@@ -399,20 +399,16 @@ def _ranks(read: Read) -> dict[str, str]:
 
 
 def _plateaus(gains: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows of the long runs: their best iteration, their end in sd and as a share of their best, and the growth of the
-    gradient's norm.
-    """
+    """Rows of the long runs: their best iteration, and their end in sd and as a share of their best."""
     rows = []
     for name, gain in gains.items():
         arm, _, reward = name.partition(", ")
-        first, last = gain["gradient norm"]
         rows.append(
             {
                 "run": f"{arm}, {TITLES[reward]}",
                 "best": f"{gain['at iteration']:.0f}",
                 "end": signed(gain["end, sd"]),
                 "share": f"{100 * gain['end, sd']['mean'] / gain['best, sd']['mean']:.0f} %".replace("-", "−"),
-                "gradient": f"{last / first:.0f} ×",
             }
         )
     return rows
