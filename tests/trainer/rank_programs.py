@@ -60,48 +60,33 @@ def with_a_slow_rank(argv: Sequence[str]) -> None:
 
 
 def held_bytes(setting: str, output: str) -> None:
-    """Bytes of the base's blocks that a rank holds after a training step and an image, and of all its tensors."""
+    """Bytes of all tensors that a rank holds after a training step and an image."""
     import gc
-    import json
     from pathlib import Path
 
     import torch
     from solrl_core.families import load_backbone
-    from solrl_trainer.policy.policy import Policy
     from solrl_trainer.ranks.rank_info import read_rank_info
     from solrl_trainer.ranks.rank_runtime import process_group
     from solrl_trainer.rollouts.models import Models
     from solrl_trainer.settings.presets import resolve
     from torch.distributed.tensor import DTensor
 
-    def local(weight: torch.Tensor) -> torch.Tensor:
-        return weight.to_local() if isinstance(weight, DTensor) else weight
-
     config = resolve("mini-sana/diffusionnft/clipscore", overrides=["lora.rank=2", setting]).config
     with process_group(read_rank_info()) as processes:
         models = Models.build(load_backbone("mini-sana"), config, processes.world("cpu", 0))
-        policy: Policy = models.policy
         backbone = models.backbone
         latents = torch.zeros(1, *backbone.latent_shape)
-        velocity = backbone.velocity(policy.transformer, latents, torch.ones(1), backbone.encode(["a circle"]))
-        torch.autograd.grad(velocity.sum(), policy.parameters)
+        transformer = models.policy.transformer
+        velocity = backbone.velocity(transformer, latents, torch.ones(1), backbone.encode(["a circle"]))
+        torch.autograd.grad(velocity.sum(), models.policy.parameters)
         models.generator.generate("a circle", [1], steps=1)
         models.world.gather(torch.zeros(1))
         gc.collect()
-        generating = list(models.generator.transformer.get_submodule(backbone.blocks[0]).children())
-        own = {id(weight) for weight in policy.parameters}
-        weights = [
-            local(weight)
-            for blocks in (policy.blocks, generating)
-            for block in blocks
-            for weight in block.parameters()
-            if id(weight) not in own
-        ]
-        held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights}
-        every = [local(one.detach()) for one in gc.get_objects() if isinstance(one, torch.Tensor)]
-        whole = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in every}
-        found = {"base": sum(held.values()), "process": sum(whole.values())}
-        Path(f"{output}-{os.environ['RANK']}").write_text(json.dumps(found))
+        every = [one.detach() for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+        here = [one.to_local() if isinstance(one, DTensor) else one for one in every]
+        whole = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in here}
+        Path(f"{output}-{os.environ['RANK']}").write_text(str(sum(whole.values())))
 
 
 def with_another_device(argv: Sequence[str]) -> None:

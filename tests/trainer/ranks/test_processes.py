@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from solrl_core.families import load_backbone
 from tests.support.programs import RankPrograms
 from tests.trainer.rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
 from tests.trainer.rank_runs import LAST, arguments, messages, run, same_weights
@@ -63,17 +64,19 @@ def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> N
     assert iterations(tmp_path) == iterations(alone)[:2]
 
 
-def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
-    held = {}
+def test_each_rank_holds_its_part_of_the_base_alone(tmp_path: Path) -> None:
+    """test_sharding.py has the bytes of a part."""
+    backbone, held = load_backbone("mini-sana"), {}
+    blocks = [backbone.transformer.get_submodule(name) for name in backbone.blocks]
+    base = sum(weight.nbytes for part in blocks for weight in part.parameters())
     for setting in ("true", "false"):
         given = (f"optimizer.shard_base={setting}", str(tmp_path / setting))
         code = RankPrograms(2, held_bytes, given, tmp_path / "log").wait(600)
         assert code == 0, (tmp_path / "log").read_text()
-        held[setting] = [json.loads((tmp_path / f"{setting}-{rank}").read_text()) for rank in range(2)]
+        held[setting] = [int((tmp_path / f"{setting}-{rank}").read_text()) for rank in range(2)]
     for spread, whole in zip(held["true"], held["false"], strict=True):
-        # Half of the policy's weights, and half of those that the generator does not share with it.
-        assert spread["base"] < 0.51 * whole["base"]
-        assert whole["process"] - spread["process"] > 0.3 * whole["base"]
+        # Half of the policy's weights, and half of those that the generator does not share with it: 0.78 of the base.
+        assert whole - spread > 0.75 * base
 
 
 def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: Path) -> None:
