@@ -1,14 +1,8 @@
 """Shares of rewards in the spread of their weighted sum."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from solrl_trainer.loop import train
-from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares, shares_text
-from tests.support.small_model import small_model
-from tests.trainer.real_runs import Watcher
-from tests.trainer.training_helpers import events, tiny_config
+from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
 
 FLAT = torch.zeros(2, 4)
 ROUNDED = torch.full((2, 4), 27.3).index_fill(1, torch.tensor(0), 27.300001)
@@ -85,20 +79,3 @@ def test_an_outlier_is_named(last: list[float], said: str | None, notes: list[st
 def test_the_only_sample_that_differs_is_no_outlier(notes: list[str]) -> None:
     log_outlier(0, ["a", "b"], torch.tensor([[0.0] * 4, [0, 0, 0, 1.0]]))
     assert notes == []
-
-
-def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path, notes: list[str]) -> None:
-    config = tiny_config(
-        f"model={small_model()}",
-        *("rollout_url=null", "explore.prompts=2", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
-        *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_every=0", "iterations=2"),
-        *("rewards={clipscore: 1, verifier_graded: 0.001, verifier: 0}", "evaluate.rewards=[]"),
-        output=tmp_path / "run",
-        run="shares",
-    )
-    train(config, Watcher())
-    shares = [line["shares"] for line in events(config.output, "iteration")]
-    assert [list(one) for one in shares] == [["clipscore", "verifier_graded"]] * 2
-    assert all(sum(one.values()) == pytest.approx(1) for one in shares)
-    said = [note for note in notes if note.startswith("shares of")]
-    assert said == [f"shares of the spread of the weighted sum: {shares_text(shares[0])}"]

@@ -10,6 +10,7 @@ from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normal
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.loop import train
+from solrl_trainer.records.reward_shares import shares_text
 from solrl_trainer.settings.presets import resolve
 from tests.support.small_model import small_model
 from tests.trainer.real_runs import Watcher
@@ -66,16 +67,24 @@ def test_one_trained_reward_is_refused() -> None:
         resolve("mini-sana/sol_rl/clipscore", overrides=overrides)
 
 
-def test_a_run_trains_on_them(tmp_path: Path) -> None:
+def test_a_run_trains_on_them_logs_the_shares_of_trained_rewards_and_says_them_once(
+    tmp_path: Path, notes: list[str]
+) -> None:
     small = (
-        *(*QUICK, f"model={small_model()}", "rewards={clipscore: 1, pickscore: 1}", "rollout_url=null"),
-        *("explore.keep=4", "explore.precision=bf16"),
+        *(*QUICK, f"model={small_model()}", "rewards={clipscore: 1, pickscore: 1, verifier: 0}", "rollout_url=null"),
+        *("explore.keep=4", "explore.precision=bf16", "iterations=2"),
     )
     lines = {}
     for how in ("sum", "gdpo"):
         config = run_config("mini-sana/sol_rl/clipscore", tmp_path / how, *small, f"algorithm.aggregation={how}")
+        notes.clear()
         train(config, Watcher())
-        (lines[how],) = events(tmp_path / how, "iteration")
+        lines[how], second = events(tmp_path / how, "iteration")
+        for line in (lines[how], second):
+            assert list(line["shares"]) == ["clipscore", "pickscore"]
+            assert sum(line["shares"].values()) == pytest.approx(1)
+        said = [note for note in notes if note.startswith("shares of")]
+        assert said == [f"shares of the spread of the weighted sum: {shares_text(lines[how]['shares'])}"]
     assert lines["sum"]["rewards"] == lines["gdpo"]["rewards"], "the same samples"
     assert lines["sum"]["digest"] != lines["gdpo"]["digest"]
     assert abs(lines["sum"]["shares"]["pickscore"] - 0.5) > 0.1
