@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AuraFlowPipeline, AuraFlowTransformer2DModel, AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from PIL import ExifTags, Image
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
@@ -23,14 +24,15 @@ from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.commands.run import run
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
+from tests.core.families.tiny_pipelines import VAE, save, t5_tokenizer
 from tests.docs.fences import ROOT, blocks, commands
-from tests.docs.tiny_auraflow import SIDE, write_auraflow
 from tests.trainer.training_helpers import QUICK
-from transformers import Dinov2Config, Dinov2Model
+from transformers import Dinov2Config, Dinov2Model, UMT5Config, UMT5EncoderModel
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
 IPO = "my_algorithms:DiffusionIpo"
 COLOURS = "my_rewards:colourfulness"
+SIDE = 64
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +186,31 @@ def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
 
 @pytest.fixture(scope="module")
 def auraflow(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_auraflow(tmp_path_factory.mktemp("models") / "auraflow")
+    """A folder with a tiny AuraFlow with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "auraflow"
+    torch.manual_seed(0)
+    tokenizer = t5_tokenizer()
+    pipeline = AuraFlowPipeline(
+        tokenizer=tokenizer,
+        text_encoder=UMT5EncoderModel(
+            UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
+        ),
+        vae=AutoencoderKL(**VAE | {"shift_factor": None}),
+        transformer=AuraFlowTransformer2DModel(
+            sample_size=SIDE // 8,
+            num_mmdit_layers=1,
+            num_single_dit_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            caption_projection_dim=32,
+            pos_embed_max_size=16,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.73),
+    )
+    save(pipeline, folder)
+    (folder / "solrl.json").write_text(json.dumps({"max_sequence_length": 16}))
+    return folder
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])

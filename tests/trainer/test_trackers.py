@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from solrl_trainer.commands.cli import main
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord
@@ -19,17 +21,43 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.records.trackers.registry import TRACKERS
 from solrl_trainer.records.trackers.run_trackers import contact_sheet, figures, open_trackers
-from solrl_trainer.records.trackers.tracker import Tracker
+from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
 from solrl_trainer.run_folder.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.settings.config import RunConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.support.typed import refused
-from tests.trainer.recording_tracker import Recorder
 from tests.trainer.run_folders import iteration_line
 from tests.trainer.training_helpers import tiny_config
 
 PROMPTS = ["a red circle", "two blue squares"]
-RECORDER = "tests.trainer.recording_tracker:Recorder"
+RECORDER = f"{__name__}:Recorder"
+
+
+class Recorder(Tracker):
+    """A tracker that keeps what it is told, and fails where it is told to."""
+
+    told: list[tuple[Any, ...]]
+    fails_at = ""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._tell("open", run.key)
+
+    def _tell(self, *what: Any) -> None:
+        if what[0] == type(self).fails_at:
+            raise SystemExit(7) if what[0] == "open" else ConnectionError("no route to the tracker")
+        type(self).told.append(what)
+
+    def figures(self, version: int, figures: Any) -> None:
+        self._tell("figures", version, *figures)
+
+    def images(self, version: int, sheet: Image.Image, caption: str) -> None:
+        self._tell("images", version, sheet.size, caption)
+
+    def report(self, page: Path) -> None:
+        self._tell("report", page.name)
+
+    def close(self, *, failed: bool) -> None:
+        self._tell("close", failed)
 
 
 @pytest.fixture(autouse=True)
