@@ -1,11 +1,15 @@
 """The smaller miniature, with a copy of its transformer for each test that trains it, and a service of it."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.load import locate
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards import clipscore
 from solrl_core.rewards.loading import pretrained
 from solrl_trainer.records.shown_log import shown_log
@@ -14,7 +18,29 @@ from solrl_trainer.rollouts import loading
 from tests.core.lora_helpers import own_copy
 from tests.support.service_helpers import RunningService, running_service
 from tests.support.small_model import small_model
-from tests.trainer.read_once import once
+
+_FOUND: dict[Hashable, Any] = {}
+
+
+def once(read: Callable[..., Any]) -> Callable[..., Any]:
+    """`read(folder, …)`, which reads the files of a folder; later calls get what the first one found.
+
+    Each run gets a backbone of its own, which it changes. Other places than folders are read each time.
+    """
+
+    def found(where: Any, *given: Any, **more: Any) -> Any:
+        folder = Path(locate(str(where)))
+        if not folder.is_dir() or more.get("layers"):
+            return read(where, *given, **more)
+        files = ((file, file.stat()) for file in sorted(folder.rglob("*")))
+        stamps = tuple((str(file), about.st_mtime_ns, about.st_size) for file, about in files)
+        key = (read, str(where), given, *sorted(more.items()), stamps)
+        if key not in _FOUND:
+            _FOUND[key] = read(where, *given, **more)
+        kept = _FOUND[key]
+        return copy.deepcopy(kept) if isinstance(kept, PipelineBackbone) else kept
+
+    return found
 
 
 @once
