@@ -46,8 +46,8 @@ _GROUPS = {
 _RESUMING = """\
 ### When a run is resumed
 
-`solrl-train run --resume FOLDER` keeps the run's settings, except the ones that are set again. The first row with a
-setting decides how it may change:
+`solrl-train run --resume FOLDER` keeps settings that are not set again. The first row with a setting decides how it
+may change:
 
 """
 _PARTS = """\
@@ -55,17 +55,17 @@ _PARTS = """\
 `explore.lag` may only fall. `iterations` must be at least the number of finished ones; `--checkpoint N` goes back to
 version N.
 
-A checkpoint also has digests and versions of what the run depends on: `prompts:train` and `prompts:test` (of several
-sets `prompts:train:SET`), `prompts:images` (stored images), `model:vae` and so on, `rewards:NAME`, `algorithm:NAME`
-(a file that does not come with solrl), and `libraries:torch` and so on. A difference is an error that shows both
-values. Allow it by name, `--allow-change prompts:train`, or by kind, `--allow-change prompts`.
+A checkpoint also has digests and versions of prompts (`prompts:train`, `prompts:test`, of several sets
+`prompts:train:SET`), stored images (`prompts:images`), model (`model:vae` and so on), rewards (`rewards:NAME`), an
+algorithm of your own (`algorithm:NAME`) and packages (`libraries:torch` and so on). A difference is an error. Allow
+it by name, `--allow-change prompts:train`, or by kind, `--allow-change prompts`.
 """
 _SERVICE = """\
 ## A service
 
 Options of `solrl-rollout serve` and `doctor`. The environment may set each: `--max-body-bytes` is
-`SOLRL_MAX_BODY_BYTES`, and commas separate the items of a list. With a token file, one tenant gets
-[at most half](security.md#limits) of the limits in bytes.
+`SOLRL_MAX_BODY_BYTES`; commas separate a list's items. [Scale out](scale-out.md) explains `--workers`, `--gpus` and
+`--engine`, [security](security.md#limits) a tenant's part of the limits.
 """
 _REWARD_SERVICE = """\
 ## A reward service

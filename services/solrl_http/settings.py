@@ -80,14 +80,14 @@ class HttpSettings(BaseSettings):
     """Token file, from `solrl-rollout token create`; without one, the service serves only this machine."""
 
     allow_anonymous: bool = False
-    """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
+    """Let anyone who reaches the address use, read and replace everything, without tokens."""
 
     published_at: Annotated[str | None, tyro.conf.arg(metavar="HOST", help_behavior_hint="(default: none)")] = None
     """Address of a container's published port. An address beyond loopback requires a token file, also with
     allow_anonymous."""
 
     allowed_hosts: Annotated[Listed, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
-    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens."""
+    """Names and addresses that are allowed as Host, beside loopback, on a service without tokens."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
     """Seconds over which a request's body must average 16 KiB per second."""
@@ -96,7 +96,7 @@ class HttpSettings(BaseSettings):
     """Seconds that a connection may be idle between two requests."""
 
     max_connections: Annotated[int, Field(ge=1)] = 512
-    """Maximum number of concurrent connections; while there are more, requests are answered 503."""
+    """Maximum number of connections; with more, requests are answered 503."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
     """Format of the log on stderr; auto is text on a terminal, otherwise JSON."""
@@ -105,7 +105,7 @@ class HttpSettings(BaseSettings):
     """Largest JSON body, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes in memory of request bodies, and of images for answers; further requests are answered 503."""
+    """Maximum bytes of request bodies, and of images for answers; further requests are answered 503."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work."""

@@ -41,18 +41,16 @@ class Scoring(BaseSettings):
     """Rewards to serve, by name or package.module:attribute; name=source serves one under another name."""
 
     reward_options: Annotated[dict[str, dict[str, Any]], NoDecode, JSON_OPTION] = Field(default_factory=dict)
-    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
-    For example '{"hpsv2": {"dtype": "bfloat16"}}'."""
+    """Options of rewards, as a run's. For example '{"hpsv2": {"dtype": "bfloat16"}}'."""
 
     options_from: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
-    """Model whose solrl.json has options of rewards: a registered name or local folder.
-    Its weights are not loaded."""
+    """Model, by registered name or folder, whose solrl.json has options of rewards. Its weights are not loaded."""
 
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
 
     batch: Annotated[int, Field(ge=1)] = 32
-    """Maximum number of images of several requests that are scored together; one request may have more."""
+    """Maximum images of several requests that are scored together; one request may have more."""
 
     score_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Most seconds of a reward, apart from waiting for another service.

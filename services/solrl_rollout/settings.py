@@ -74,8 +74,8 @@ class Hosting(BaseSettings):
         Field(min_length=1),
         names_differ("models", lambda text: parse_model(text).name, "name=location for one of them"),
     ] = ("mini-sana",)
-    """Models to host side by side, each [name=]location[@revision], with the name in requests and a hub commit or tag.
-    location: a registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
+    """Models to host, each [name=]location[@revision], with the name in requests and a hub commit or tag.
+    location: as a run's model."""
 
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
@@ -83,14 +83,14 @@ class Hosting(BaseSettings):
     gpus: Annotated[str | None, tyro.conf.arg(metavar="all|0,1,…", help_behavior_hint="(default: one, by device)")] = (
         None
     )
-    """GPUs to serve from one queue: all, or their numbers. Each has a worker process, unless there is only one."""
+    """GPUs to serve from one queue: all, or their numbers."""
 
     workers: Annotated[int | str, tyro.conf.arg(metavar="N|ray|ray:N")] = 1
     """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each).
-    ray: one on each GPU of the Ray cluster of this machine; ray:N: N of them, also on CPUs. See docs/scale-out.md."""
+    ray: one on each GPU of this machine's Ray cluster; ray:N: N of them, also on CPUs."""
 
     engine: Literal["solrl", "vllm-omni"] = "solrl"
-    """Computes the transformer; vllm-omni needs the packages of deploy/vllm-omni.lock, see docs/scale-out.md."""
+    """Computes the transformer; vllm-omni needs the packages of deploy/vllm-omni.lock."""
 
     engine_options: Annotated[dict[str, Any], JSON_OPTION] = Field(default_factory=dict)
     """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""
@@ -99,7 +99,7 @@ class Hosting(BaseSettings):
     """Precision of requests with precision auto; auto is the fastest that is native on the device."""
 
     emulate: bool = False
-    """Also serve NVFP4 on a GPU without NVFP4 units, emulated and slower than BF16. A CPU emulates it anyway."""
+    """Also serve NVFP4 on a GPU without its units, slower than BF16. A CPU emulates it anyway."""
 
     height: Annotated[PositiveInt | None, PIXELS] = None
     """Height of images in pixels, as a run's generate.height."""
@@ -108,11 +108,10 @@ class Hosting(BaseSettings):
     """Width of images in pixels."""
 
     frames: Annotated[PositiveInt | None, FRAMES] = None
-    """Frames of clips, for a model that makes clips."""
+    """Frames of clips."""
 
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
-    """Layers that stay in BF16 at a precision: FOLDER/layers.json of `solrl-rollout check --out FOLDER`. The file must
-    name every hosted model's weights."""
+    """Layers that stay in BF16, as a run's layers. The file must name every hosted model's weights."""
 
     checks: str = "~/.cache/solrl/checks"
     """Folder for the results of checks, or off. The first load of a model at a precision compares ranks with BF16's.
@@ -126,14 +125,12 @@ class Hosting(BaseSettings):
     """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it."""
 
     reward_options: Annotated[dict[str, dict[str, Any]], JSON_OPTION] = Field(default_factory=dict)
-    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
+    """Options of rewards, as a run's; for a reward server at, timeout and batch_size.
     Without a dtype, weights are bfloat16 on a GPU, and of each reward's own on a CPU.
-    at, timeout and batch_size for rewards of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
     reward_hosts: Annotated[Listed, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
-    """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT. They get
-    no token."""
+    """Addresses of reward servers that requests may name, each http(s)://HOST:PORT. They get no token."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
         None
@@ -141,7 +138,7 @@ class Hosting(BaseSettings):
     """URL of the Redis that stores adapters for all replicas."""
 
     redis_url_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """File with the Redis URL, for a URL with a password: other users can read a command line. Overrides redis_url."""
+    """File with the Redis URL, for one with a password: other users can read a command line. Overrides redis_url."""
 
 
 class RolloutSettings(HttpSettings, Hosting):
@@ -161,21 +158,21 @@ class RolloutSettings(HttpSettings, Hosting):
     """Maximum number of waiting candidates; further requests are answered 429."""
 
     scoring_in_flight: Annotated[int, Field(ge=1)] = 4
-    """Chunks per worker that may wait for reward servers, and for each of reward_hosts. At the limit, the worker skips
+    """Chunks per worker that may wait for reward servers, and for each of reward_hosts; at the limit, it skips
     runs that need a server."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
 
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
-    """Maximum bytes in memory of the adapters of accepted requests, each counted once; others are answered 503."""
+    """Maximum bytes of the adapters of accepted requests, each counted once; others are answered 503."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Most seconds of a worker's response to /health/live; it responds between two steps. After twice as long, one of
-    several workers is replaced."""
+    """Most seconds of a worker's response to /health/live, between two steps; one of several workers is replaced after
+    twice as long."""
 
     tenant_queue_limit: Annotated[
         Annotated[int, Field(ge=1)] | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: queue_limit)")

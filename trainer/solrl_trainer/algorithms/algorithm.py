@@ -37,8 +37,8 @@ class AlgorithmSettings(Section):
     global_std: bool = True
     """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
     aggregation: Literal["sum", "gdpo"] = "sum"
-    """How several trained rewards make advantages. sum: by the weighted sum. gdpo: each reward is first normalised
-    within its prompt, so that weights count and scales do not."""
+    """How several rewards make advantages. sum: by the weighted sum. gdpo: each is first normalised within its prompt,
+    so that scales do not count."""
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     """Share of the sampler's timesteps that each sample is trained at."""
 

@@ -20,29 +20,29 @@ class GrpoSettings(AlgorithmSettings):
     """Settings of both algorithms."""
 
     sde: SdeKind = "flow"
-    """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
-    no noise in the images that rewards judge."""
+    """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving, without noise in the
+    images."""
     eta: Eta = 0.7
     """Level of the sampler's noise; with cps at most 1."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """The ratio of probabilities is clipped to 1 ± this; small because log-probabilities are means over latents."""
+    """The ratio of probabilities, of means over latents, is clipped to 1 ± this."""
     trust_region: Literal["clip", "guard", "dppo"] = "clip"
-    """What keeps an update near the behaviour policy. clip: the ratio is clipped. guard: GRPO-Guard's ratio is clipped.
-    dppo: Flow-DPPO; a step beyond kl_threshold that would go further has no gradient."""
+    """What keeps an update near the behaviour policy. clip: the clipped ratio. guard: GRPO-Guard's. dppo: Flow-DPPO; a
+    step beyond kl_threshold that would go further has no gradient."""
     kl_threshold: Annotated[float, Field(gt=0)] = 1e-5
-    """With trust_region=dppo, the largest KL divergence of a step from the behaviour policy, as a mean over latents."""
+    """With trust_region=dppo, the largest KL divergence of a step, as a mean over latents."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     recompute: bool = True
-    """Compute the steps' log-probabilities under the behaviour policy again at every update, for one more pass; false:
-    as the generator recorded them, which rounds otherwise."""
+    """Compute the behaviour policy's log-probabilities again at every update, for one more pass; false: as recorded,
+    which rounds otherwise."""
     window: Positive | None = None
     """Number of stochastic, trained steps; all other steps follow the ODE. null: all but the last."""
     window_within: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the steps, from the noisiest, that the window lies in."""
     window_order: WindowOrder = "random"
-    """random: the window's place is drawn for each iteration. progressive: it moves by one step, from the noisiest, and
-    begins again."""
+    """random: the window is drawn for each iteration. progressive: it moves by one step, from the noisiest, and begins
+    again."""
     window_every: Positive = 1
     """Iterations at each place of a progressive window."""
 

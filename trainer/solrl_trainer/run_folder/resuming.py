@@ -27,8 +27,8 @@ from solrl_trainer.settings.config import RunConfig
 Rule = Literal["free", "later", "named", "fixed"]
 MEANINGS: dict[Rule, str] = {
     "free": "may change: training does not depend on it, except by rounding",
-    "later": "may change: it holds for later iterations, and the change is noted in metrics.jsonl",
-    "named": "may change only with `--allow-change NAME`, and the change is noted in metrics.jsonl",
+    "later": "may change for later iterations, noted in metrics.jsonl",
+    "named": "may change only with `--allow-change NAME`, noted in metrics.jsonl",
     "fixed": "can never change",
 }
 RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (

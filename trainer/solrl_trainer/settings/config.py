@@ -66,23 +66,22 @@ class RunConfig(Section):
     revision: str | None = None
     """Hub commit or tag of the model."""
     layers: Path | None = None
-    """Layers that stay in BF16 at a precision on this device: FOLDER/layers.json of `solrl-rollout check --out FOLDER`.
-    A service has its own, `serve --layers`. null: the family's."""
+    """Layers that stay in BF16 on this device: layers.json of `solrl-rollout check --out FOLDER`. A service has its
+    own, `--layers`. null: the family's."""
     start_lora: Path | None = None
-    """LoRA to start from, of at most rank lora.rank: a file or folder in the layout of diffusers, PEFT, ComfyUI or
-    kohya. Gains and the pull to the reference stay relative to the model without it."""
+    """LoRA to start from, of at most rank lora.rank, in the layout of diffusers, PEFT, ComfyUI or kohya. Gains and the
+    reference's pull stay relative to the model without it."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score; with 0 it is only logged. A prompt's metadata may have other weights, in the field
-    rewards."""
+    """Reward → weight in the score; with 0 it is only logged. A prompt's field rewards may have others."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
-    rollout service has not loaded a reward with at, requests bring it."""
+    """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server, which
+    requests name if the rollout service has not loaded the reward."""
     rollout_url: Annotated[str, AfterValidator(check_rollout_url)] | None = None
-    """Address of the rollout service, without a user or password; null: the trainer's device explores."""
+    """Address of the rollout service, without a password; null: the trainer's device explores."""
     patience: Annotated[float, Field(ge=0)] = 600.0
-    """Seconds to wait during the run for the rollout service, or for a usable answer of a reward server."""
+    """Seconds to wait for the rollout service, or for a usable answer of a reward server."""
     run: RunName
     """Name of the run, also at the service. By default model, recipe and trained rewards."""
     output: Path
@@ -97,9 +96,9 @@ class RunConfig(Section):
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks need auto, cuda or cpu."""
     batch: Positive = 24
-    """Largest number of images that this device generates or scores at once. It changes results by rounding only."""
+    """Most images that this device generates or scores at once; changes rounding only."""
     guidance: Annotated[float, Field(ge=1, le=30)] = 1.0
-    """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
+    """Guidance scale of every phase, classifier-free or an input of the model; 1 is none."""
     solver: Solver = "euler"
     """Solver of every phase: Euler, or DPM-Solver++ of second order."""
     generate: GenerateSettings = GenerateSettings()
@@ -111,7 +110,7 @@ class RunConfig(Section):
     policy: PolicySettings = PolicySettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint_every: Positive = 1
-    """Iterations between checkpoints; versions that are evaluated and the last iteration always have one."""
+    """Iterations between checkpoints; evaluated versions and the last always have one."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints to keep, beside the one with the best held-out reward."""
     track: Names = ()

@@ -14,13 +14,13 @@ class EvaluateSettings(Section):
     """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
 
     prompts: Positive = 128
-    """Held-out prompts; of a larger set, a sample by a digest of their text, with each value of a tag in proportion."""
+    """Held-out prompts; of a larger set, a fixed sample, with each value of a tag in proportion."""
     seeds: Positive = 4
     """Images per prompt."""
     steps: Steps = 40
     """Solver steps of an image."""
     every: Annotated[int, Field(ge=0)] = 10
-    """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
+    """Iterations between evaluations, for the held-out curve; 0: only before and after the run."""
     curve_seeds: Positive = 1
     """Images per prompt of the held-out curve, the first of `seeds`."""
     curve_prompts: Positive | None = None
@@ -29,19 +29,16 @@ class EvaluateSettings(Section):
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
-    lies below its best version's mean. Evaluations along the run judge this. With it, a run always exports its best
-    checkpoint. null: it does not end early, and exports its last."""
+    lies below its best version's mean. The run exports its best checkpoint. null: it goes on, and exports its last."""
     guards: Names = ()
-    """Rewards, of `rewards` here or the run's, that end the run when an evaluation's 95 % interval of the change from
-    the base lies below 0. The run exports the best checkpoint before."""
+    """Evaluated rewards that end the run when the 95 % interval of their change from the base lies below 0. The run
+    exports the best checkpoint before."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts, sampled likewise, to compare scores of exploration and of regeneration over all
-    candidates."""
+    """Held-out prompts, sampled likewise, that rank fidelity is measured on, over all candidates."""
     fidelity_every: Annotated[int, Field(ge=0)] = 10
-    """Iterations between these measurements of rank fidelity; 0: only before the run."""
+    """Iterations between these measurements; 0: only before the run."""
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: it
-    never does."""
+    """Spearman below which the run stops, unless chance or a saturated reward explains it; 0: never."""
 
     def is_due(self, version: int) -> bool:
         """Whether a version is evaluated along the run."""

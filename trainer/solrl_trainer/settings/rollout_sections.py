@@ -15,12 +15,11 @@ class GenerateSettings(Section):
     """Size of every image or clip of a run."""
 
     height: Positive | None = None
-    """Height of every image in pixels; null: the model's own. The service is started with the same, `serve
-    --height`."""
+    """Height of every image in pixels; null: the model's own. A service needs the same `--height`."""
     width: Positive | None = None
-    """Width of every image in pixels; null: the model's own."""
+    """Width in pixels; null: the model's own."""
     frames: Positive | None = None
-    """Frames of every clip, for a model that makes clips; null: the model's own."""
+    """Frames of a clip; null: the model's own."""
 
     @property
     def size(self) -> ImageSize:
@@ -32,33 +31,31 @@ class Explore(Section):
     """Candidates of each prompt."""
 
     source: Literal["model", "images", "pairs"] = "model"
-    """model: candidates that the model generates. images, pairs: the stored image, or the better and the worse one, of
-    each training prompt (docs/images-and-pairs.md), with regenerate.at=none; images only with an algorithm that
-    compares no samples, such as sft."""
+    """model: the model generates candidates. images, pairs: stored ones (docs/images-and-pairs.md), with
+    regenerate.at=none; images only with an algorithm that compares no samples, such as sft."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
     """Candidates per prompt."""
     keep: Annotated[int, Field(ge=2)] = 24
-    """Number of candidates to select from a group: the best and the worst, half of each."""
+    """Candidates to select from a group: the best and the worst, half of each."""
     steps: Steps = 6
     """Solver steps of a candidate."""
     precision: RequestedPrecision = "auto"
-    """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none."""
+    """auto: the fastest that is native on the exploring device, and BF16 with regenerate.at=none."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     sampler: ExplorationSampler = "ode"
-    """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
-    with the same noise; steps must be regenerate.steps."""
+    """ode: the run's solver, or the fitted steps. training: the algorithm's own stochastic steps and noise; steps must
+    be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
-    """Model and settings that `solrl-train calibrate` chose this plan for; a run with other settings is refused."""
+    """Model and settings that `solrl-train calibrate` chose this plan for; others are refused."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each rank's prompts that the service explores; `solrl-train layout` computes the best. The trainer's
-    device explores the rest, and needs memory for the weights at that precision. With precision=auto, both take the
-    fastest that both support natively."""
+    device explores the rest, with a copy of the weights at that precision; auto is the fastest native on both."""
     lag: Annotated[int, Field(ge=0)] | None = None
-    """Iteration i is explored under version i − lag; the service must retain lag + 1 versions. null: 1 where a service
-    explores, 0 otherwise."""
+    """Iteration i is explored under version i − lag; the service must retain lag + 1 versions. null: 1 with a service,
+    otherwise 0."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -81,7 +78,7 @@ class Regenerate(Section):
     """Regeneration of the selected seeds in BF16."""
 
     at: Literal["trainer", "none"] = "trainer"
-    """trainer: the trainer's device regenerates, under the newest version. none: training uses the explored candidates
-    themselves, which a service does not send."""
+    """trainer: the trainer's device regenerates, under the newest version. none: the candidates themselves are trained
+    on, which a service does not send."""
     steps: Steps = 10
     """Solver steps of a sample."""

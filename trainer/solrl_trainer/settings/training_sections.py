@@ -17,8 +17,8 @@ class Lora(Section):
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """Each layer's update is scaled by alpha / rank."""
     targets: str | None = None
-    """Regular expression of the whole dotted names of layers to adapt, as PEFT's target_modules, among the layers that
-    the family adapts; null: all of these."""
+    """Regular expression of whole dotted names of layers to adapt, as PEFT's target_modules, among those that the
+    family adapts; null: all."""
 
     @field_validator("targets")
     @classmethod
@@ -36,14 +36,14 @@ class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate, after warm-up and before decay."""
     warmup_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iterations over which the learning rate rises linearly, by (i + 1) / warmup_iterations in iteration i."""
+    """Iterations over which the learning rate rises linearly."""
     cosine_iterations: Positive | Literal["all"] | None = None
-    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: the run's;
-    null: it is constant."""
+    """Iterations until the learning rate is 0, along half a cosine after warm-up. all: the run's; null: it is
+    constant."""
     cosine_power: Annotated[float, Field(gt=0)] = 1.0
-    """Power of the cosine's factor, which falls from 1 to 0; above 1, the learning rate falls sooner."""
+    """Power of the cosine's factor; above 1, the learning rate falls sooner."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """AdamW's second beta; with a smaller one, the size of steps follows growing gradients sooner."""
+    """AdamW's second beta; if smaller, steps follow growing gradients sooner."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -53,13 +53,13 @@ class Optimizer(Section):
     batch: Positive = 16
     """Samples per backward pass."""
     activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Transformer blocks whose activations the backward pass recomputes instead of storing them, which is slower: true
-    for all, false for none, or a number. auto: the fewest that let training fit in the GPU; none on a CPU."""
+    """Transformer blocks that recompute activations in the backward pass, which is slower: true for all, false for
+    none, or a number. auto: the fewest that fit the GPU; none on a CPU."""
     shard_base: bool | Literal["auto"] = "auto"
     """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
     encoders: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where text encoders wait while no prompt is encoded; from cpu, they move to the GPU once per iteration. auto: cpu
-    if the run would else not fit, or recompute more blocks."""
+    """Where text encoders wait; from cpu, they move to the GPU once per iteration. auto: cpu if the run would else not
+    fit, or recompute more blocks."""
 
     def rate(self, iteration: int) -> float:
         """Learning rate of an iteration, from 0."""
@@ -77,11 +77,11 @@ class PolicySettings(Section):
     """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
 
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
-    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with d = min(decay_rate · max(s −
-    decay_flat, 0), decay_max), where s counts iterations from 1."""
+    """After iteration s, from 1, the behaviour policy old ← d·old + (1 − d)·current with d = min(decay_rate · max(s −
+    decay_flat, 0), decay_max)."""
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
+    """Largest d; 0: the behaviour policy becomes the current one after each iteration."""
     decay_flat: Annotated[int, Field(ge=0)] = 0
     """d remains 0 up to this s."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
+    """Largest decay of the averaged evaluation weights, which is (1 + i) / (10 + i) in early iterations i, from 0."""
