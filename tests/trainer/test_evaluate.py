@@ -5,11 +5,14 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
 import torch
 from diffusers import SanaTransformer2DModel
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from PIL import Image
 from safetensors.torch import load_file
 from solrl_core.families import load_backbone
@@ -20,7 +23,6 @@ from solrl_trainer.commands.run import run
 from tests.services.reward_servers import serving
 from tests.support.small_model import small_model
 from tests.support.typed import accepted, refused, typed
-from tests.trainer.fake_hub import FakeHub
 from tests.trainer.training_helpers import QUICK, prompts_in, run_config
 
 SMALL = (
@@ -162,6 +164,45 @@ def test_an_export_has_a_card_and_keeps_a_readme_that_is_none(finished: Path, tm
     said = refused(main, "export", str(finished), "--output", str(tmp_path))
     assert "is no model card of solrl; choose another --output" in said
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+class FakeHub(FastAPI):
+    """A hub that accepts one token: the routes by which huggingface_hub creates a repository and commits small files.
+
+    Attributes:
+        created: names of created repositories.
+        files: path in the repository → committed content in base64.
+    """
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self.token = token
+        self.created: list[str] = []
+        self.files: dict[str, str] = {}
+        self.add_api_route("/{path:path}", self._post, methods=["POST"])
+
+    async def _post(self, path: str, request: Request) -> JSONResponse:
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return JSONResponse({"error": "Invalid username or password."}, 401)
+        return JSONResponse(self._answer(path, await request.body(), str(request.base_url)))
+
+    def _answer(self, path: str, body: bytes, url: str) -> dict[str, Any]:
+        if path == "api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            self.created.append(name)
+            return {"url": f"{url}{name}", "name": name}
+        if path == "api/validate-yaml":
+            assert json.loads(body)["content"].startswith("---\n")
+            return {"errors": [], "warnings": []}
+        if path.endswith("/preupload/main"):
+            files = [{"path": one["path"], "uploadMode": "regular"} for one in json.loads(body)["files"]]
+            return {"files": [one | {"shouldIgnore": False, "oid": None} for one in files]}
+        assert path.endswith("/commit/main"), path
+        for line in map(json.loads, body.decode().splitlines()):
+            if line["key"] == "file":
+                self.files[line["value"]["path"]] = line["value"]["content"]
+        return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{url}{self.created[0]}/commit/{'0' * 40}"}
 
 
 def test_weights_and_card_are_pushed_to_the_hub(

@@ -234,13 +234,12 @@ def test_a_reward_may_be_given_without_a_weight(text: str) -> None:
         (["reward_options={hpsv2: {}}"], "got options for reward 'hpsv2'"),
     ],
 )
-@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("extra", [[], ["--dry-run"]])
 def test_invalid_settings_are_reported_before_loading(
-    tmp_path: Path, settings: list[str], fault: str, dry: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: list[str], fault: str, extra: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("solrl_trainer.commands.run.train", lambda *_, **__: pytest.fail("a training began"))
     folder = tmp_path / "run"
-    extra = ["--dry-run"] if dry else []
     assert fault in refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets(*settings), *extra)
     assert not (folder / "config.json").exists()
 

@@ -9,7 +9,7 @@ from solrl_core.lora import adapter_layout
 from solrl_trainer.commands.cli import main
 from tests.support.ports import free_port
 from tests.support.service_helpers import RunningService, adapter_file
-from tests.support.typed import refused, typed
+from tests.support.typed import accepted, refused, typed
 
 
 @pytest.fixture
@@ -24,57 +24,49 @@ def first(small_service: RunningService, loaded: Backbone) -> Iterator[str]:
     small_service.client.delete("/v1/runs/first")
 
 
-def train(small_service: RunningService, *arguments: str) -> tuple[int, str, str]:
-    done = typed(main, *arguments, "--rollout-url", small_service.url)
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_runs_are_listed_and_deleted_but_no_unknown_one(small_service: RunningService, first: str) -> None:
-    code, out, errors = train(small_service, "runs", "list")
-    assert code == 0, errors
-    (row,) = (line.split() for line in out.splitlines() if line.startswith("first"))
+    url = ("--rollout-url", small_service.url)
+    listed = accepted(main, "runs", "list", *url)
+    (row,) = (line.split() for line in listed.stdout.splitlines() if line.startswith("first"))
     assert row[:4] == ["first", "mini-sana", "1", "2"]
-    assert errors.startswith("1 runs, ")
-    code, _, errors = train(small_service, "runs", "delete", "frist")
-    assert code == 2
+    assert listed.stderr.startswith("1 runs, ")
+    errors = refused(main, "runs", "delete", "frist", *url)
     assert "you have no run 'frist' at the service" in errors
     assert "(did you mean 'first'?)" in errors
-    assert train(small_service, "runs", "list")[1] == out
-    code, out, _ = train(small_service, "runs", "delete", first)
-    assert (code, out) == (0, "deleted first with 2 versions, the newest 1\n")
-    assert train(small_service, "runs", "list")[1:] == ("", "0 runs, 0.0 MiB\n")
+    assert accepted(main, "runs", "list", *url).stdout == listed.stdout
+    deleted = accepted(main, "runs", "delete", first, *url).stdout
+    assert deleted == "deleted first with 2 versions, the newest 1\n"
+    left = accepted(main, "runs", "list", *url)
+    assert (left.stdout, left.stderr) == ("", "0 runs, 0.0 MiB\n")
 
 
-@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("extra", [(), ("--dry-run",)])
 def test_a_used_name_is_reported_before_loading(
-    small_service: RunningService, first: str, tmp_path: Path, dry: bool
+    small_service: RunningService, first: str, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
-    extra = ["--dry-run"] if dry else []
-    code, _, errors = train(small_service, "run", "--run", first, "--output", str(tmp_path / "run"), *extra)
-    assert code == 2
+    words = ("run", "--run", first, "--output", str(tmp_path / "run"), "--rollout-url", small_service.url)
+    errors = refused(main, *words, *extra)
     assert "has another run 'first', whose head is version 1" in errors
     advice = f"solrl-train runs delete first --rollout-url {small_service.url}"
     assert advice in errors
     assert "loading" not in errors
-    assert typed(main, *advice.split()[1:]).returncode == 0
-    code, _, errors = train(small_service, "run", "--run", first, "--output", str(tmp_path / "run"), "--dry-run")
-    assert (code, errors) == (0, "")
+    accepted(main, *advice.split()[1:])
+    assert accepted(main, *words, "--dry-run").stderr == ""
 
 
 @pytest.mark.parametrize(
-    ("settings", "fault"),
+    ("setting", "fault"),
     [
-        (["--set", "served_as=another"], "does not host 'another'"),
-        (["--set", "rewards=hpsv2"], "start the service with --rewards clipscore hpsv2"),
+        ("served_as=another", "does not host 'another'"),
+        ("rewards=hpsv2", "start the service with --rewards clipscore hpsv2"),
     ],
 )
-@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("extra", [(), ("--dry-run",)])
 def test_a_service_that_cannot_serve_the_run_is_reported_before_loading(
-    small_service: RunningService, tmp_path: Path, settings: list[str], fault: str, dry: bool
+    small_service: RunningService, tmp_path: Path, setting: str, fault: str, extra: tuple[str, ...]
 ) -> None:
-    extra = ["--dry-run"] if dry else []
-    code, _, errors = train(small_service, "run", "--output", str(tmp_path / "run"), *settings, *extra)
-    assert code == 2
+    words = ("run", "--output", str(tmp_path / "run"), "--rollout-url", small_service.url, "--set", setting)
+    errors = refused(main, *words, *extra)
     assert fault in errors
     assert "loading" not in errors
 
