@@ -1,4 +1,4 @@
-"""Texts from outside: problems, logs and errors never show their control characters."""
+"""Texts from outside: problems, logs and errors never show their control characters; problems as text."""
 
 import json
 import logging
@@ -66,3 +66,13 @@ def test_an_unexpected_error_says_what_shows_its_place(tmp_path: Path, code: str
     with pytest.raises(Exception, match=r"too few|base") as failed:
         exec(compile(code, file, "exec"), {"__name__": module})
     assert error_text(failed.value) == text
+
+
+def test_a_problem_reads_as_one_sentence_after_another() -> None:
+    problem = ProblemKind.QUEUE_FULL.problem("it is full", where="body", got=3, expected="at most 2", action="wait")
+    assert str(problem) == "Queue is full: it is full; at body; got 3; expected 'at most 2'; wait"
+    assert str(ProblemKind.QUEUE_FULL.problem("it is full")) == "Queue is full: it is full"
+    error = ProblemError(ProblemKind.OUT_OF_MEMORY, "no room", status=503, where="body.plan")
+    assert (error.problem.status, error.problem.where) == (503, "body.plan")
+    assert ProblemKind.OUT_OF_MEMORY.status == 507
+    assert str(error) == str(error.problem)

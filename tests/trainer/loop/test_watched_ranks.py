@@ -38,20 +38,17 @@ def test_every_version_that_explores_is_measured_and_one_note_says_what_to_do(wa
     assert detail["curve"]["series"]["spearman"] == pytest.approx(list(found.values()), rel=1e-4)
 
 
-def test_measuring_more_rarely(watched: Run, service: Service, folder: Path) -> None:
-    rare = go(service, folder / "rare", *WATCHED, "iterations=3", "evaluate.fidelity_every=2")
-    assert measured(rare) == {version: measured(watched)[version] for version in (0, 2)}
-    assert rare.adapter_digest(3) == watched.adapter_digest(3)
-
-
-def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service, folder: Path) -> None:
+def test_a_resumed_run_measures_no_version_again_and_fewer_if_told(
+    watched: Run, service: Service, folder: Path
+) -> None:
     output = folder / "cut"
     with pytest.raises(KeyboardInterrupt):
         go(service, output, *WATCHED, "iterations=3", watcher=Watcher(stops_at=(1, "explore")))
-    resumed = go(service, output, *WATCHED, "iterations=3", resume=True)
+    resumed = go(service, output, *WATCHED, "iterations=4", "evaluate.fidelity_every=2", resume=True)
     assert [version for version, name in resumed.watcher.phases if name == "fidelity"] == [2]
     assert measured(resumed) == measured(watched)
     assert resumed.result.spearman == measured(watched)
+    assert resumed.adapter_digest(3) == watched.adapter_digest(3)
 
 
 def test_a_lagging_run_is_measured_as_explored(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
