@@ -9,9 +9,8 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from solrl_core.adapter import Adapter, encode_for_diffusers, lora_a_key, lora_b_key
+from solrl_core.adapter import encode_for_diffusers
 from solrl_core.families import load_backbone
-from solrl_core.lora import adapter_layout
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
 from solrl_proto.noise import expand_seeds
@@ -21,6 +20,7 @@ from solrl_trainer.report.page import write_report
 from solrl_trainer.run_folder.folder import saved_settings
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
+from tests.core.lora_helpers import random_adapter
 from tests.trainer.run_folders import HOSTILE, RESULT, finished_run
 
 
@@ -135,13 +135,8 @@ def test_the_card_s_code_makes_the_image_of_the_evaluation(model: str, solver: s
     settings = [f"solver={solver}", f"evaluate.steps={STEPS}", "lora.rank=4", "lora.alpha=8"]
     config = resolve(f"{model}/sol_rl/clipscore", overrides=settings, arguments={"output": tmp_path}).config
     backbone = load_backbone(model, dtype=torch.float32)
-    generator, random = Generator(backbone, "bf16"), torch.Generator().manual_seed(1)
-    tensors = {}
-    for name, (out, into) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
-        tensors[lora_a_key(name)] = torch.randn(4, into, generator=random) / 8
-        tensors[lora_b_key(name)] = torch.randn(out, 4, generator=random) / 32
-    adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, tensors=tensors)
-
+    generator = Generator(backbone, "bf16")
+    adapter = random_adapter(backbone, 1, 1 / 16, config.lora.rank, config.lora.alpha)
     first = prompts_of_run(config.prompt_sources, "test").all[0]
     (seed,) = expand_seeds(0, first.id, 1)
 
