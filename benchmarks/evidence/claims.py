@@ -15,7 +15,6 @@ from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from peers import halves
-from solrl_trainer.commands.layout import RATES, measuring
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
@@ -282,7 +281,6 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "worlds": {
             world: arms[FAST]["time"]["flux"]
             | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"], "six steps": by_preset(arms[FAST])}
-            | {"sana": arms[FAST]["time"]["sana"]["90%"]}
             | {names[arm]: arms[arm] for arm in (PLAIN, UNEXPLORED)}
             for world, arms in of_stage.items()
         },
@@ -303,7 +301,6 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "below": {
             "as run": _below({world: arms[FAST]["time"]["flux"]["90%"] for world, arms in of_stage.items()}),
             "six steps": _below({world: by_preset(arms[FAST]) for world, arms in of_stage.items()}),
-            "SANA": _below({world: arms[FAST]["time"]["sana"]["90%"] for world, arms in of_stage.items()}),
         },
     }
 
@@ -333,22 +330,14 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _evaluated(speed_up: Interval) -> dict[str, dict[str, Any]]:
-    """Speed-up of the preset `fast` of FLUX.1 if both it and the baseline also evaluate as that preset, or as the runs
-    on miniatures did, and the seconds that this adds to an iteration, by the sums of `layout`.
+def _evaluated(speed_up: Interval) -> dict[str, Any]:
+    """Speed-up of FLUX.1's preset `fast` if both it and the baseline also evaluate as that preset does, and the seconds
+    that this adds to an iteration, by the sums of `layout`.
     """
     run = fast_run("flux")
-    iterations = [seconds_of_iteration(each, "flux") for each in (run, _plain_run("flux"))]
-    measured = {
-        "preset": hours_of_run(run, "flux") * 3600 / run.iterations - iterations[0],
-        "runs": measuring(trained := experiment(CONFIRM, CONFIRM.worlds[0], FAST, 201).config, RATES["flux1"])
-        / trained.iterations,
-    }
-    fast, base = iterations
-    return {
-        name: {"seconds": seconds, "speed_up": over(speed_up, (1 + seconds / fast) / (1 + seconds / base))}
-        for name, seconds in measured.items()
-    }
+    fast, base = (seconds_of_iteration(each, "flux") for each in (run, _plain_run("flux")))
+    seconds = hours_of_run(run, "flux") * 3600 / run.iterations - fast
+    return {"seconds": seconds, "speed_up": over(speed_up, (1 + seconds / fast) / (1 + seconds / base))}
 
 
 def _awm(of_stage: Mapping[str, Any]) -> dict[str, dict[str, float]]:
