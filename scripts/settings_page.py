@@ -177,7 +177,7 @@ def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
         case "array":
             return f"list of {_type(schema['items'], defined)}"
         case "object" if "properties" in schema:
-            return f"mapping with {', '.join(f'`{name}`' for name in schema['properties'])}"
+            return "mapping"
         case "object":
             values = schema["additionalProperties"]
             return "mapping" if values is True else f"mapping of text to {_type(values, defined)}"

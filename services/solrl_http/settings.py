@@ -77,14 +77,13 @@ class HttpSettings(BaseSettings):
     """Port to listen on; 0 picks a free one."""
 
     token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Token file, from `solrl-rollout token create`; without one, the service serves only this machine."""
+    """Token file of `solrl-rollout token create`; without one, the service serves only this machine."""
 
     allow_anonymous: bool = False
     """Let anyone who reaches the address use, read and replace everything, without tokens."""
 
     published_at: Annotated[str | None, tyro.conf.arg(metavar="HOST", help_behavior_hint="(default: none)")] = None
-    """Address of a container's published port. An address beyond loopback requires a token file, also with
-    allow_anonymous."""
+    """Address of a container's published port; beyond loopback, it requires a token file even with allow_anonymous."""
 
     allowed_hosts: Annotated[Listed, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Names and addresses that are allowed as Host, beside loopback, on a service without tokens."""
@@ -99,7 +98,7 @@ class HttpSettings(BaseSettings):
     """Maximum number of connections; with more, requests are answered 503."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
-    """Format of the log on stderr; auto is text on a terminal, otherwise JSON."""
+    """Format of the log; auto is text on a terminal, otherwise JSON."""
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
     """Largest JSON body, in bytes."""

@@ -53,8 +53,8 @@ class Scoring(BaseSettings):
     """Maximum images of several requests that are scored together; one request may have more."""
 
     score_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Most seconds of a reward, apart from waiting for another service.
-    Until a late reward returns, its requests fail and /health/live answers 503."""
+    """Most seconds of a reward, apart from waiting for another service; then its requests fail and /health/live
+    answers 503."""
 
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
     """Maximum number of waiting images; further requests are answered 429."""

@@ -74,8 +74,7 @@ class Hosting(BaseSettings):
         Field(min_length=1),
         names_differ("models", lambda text: parse_model(text).name, "name=location for one of them"),
     ] = ("mini-sana",)
-    """Models to host, each [name=]location[@revision], with the name in requests and a hub commit or tag.
-    location: as a run's model."""
+    """Models to host, each [name=]location[@revision], the location as a run's model."""
 
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
@@ -93,10 +92,10 @@ class Hosting(BaseSettings):
     """Computes the transformer; vllm-omni needs the packages of deploy/vllm-omni.lock."""
 
     engine_options: Annotated[dict[str, Any], JSON_OPTION] = Field(default_factory=dict)
-    """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""
+    """Fields of vLLM-Omni's OmniDiffusionConfig."""
 
     precision: RequestedPrecision = "auto"
-    """Precision of requests with precision auto; auto is the fastest that is native on the device."""
+    """Precision of requests with auto; auto is the fastest native one."""
 
     emulate: bool = False
     """Also serve NVFP4 on a GPU without its units, slower than BF16. A CPU emulates it anyway."""
@@ -114,15 +113,14 @@ class Hosting(BaseSettings):
     """Layers that stay in BF16, as a run's layers. The file must name every hosted model's weights."""
 
     checks: str = "~/.cache/solrl/checks"
-    """Folder for the results of checks, or off. The first load of a model at a precision compares ranks with BF16's.
-    auto leaves out a precision that does not rank; by name, it is served with a warning."""
+    """Folder for the results of the check of ranks at the first load of a model at a precision, or off."""
 
     rewards: Annotated[
         Listed,
         Field(min_length=1),
         names_differ("rewards", lambda text: _parse_reward(text)[0], "each once, here or at one server"),
     ] = ("clipscore",)
-    """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it."""
+    """Rewards to load, by name or package.module:attribute, with @http://… if a reward server computes it."""
 
     reward_options: Annotated[dict[str, dict[str, Any]], JSON_OPTION] = Field(default_factory=dict)
     """Options of rewards, as a run's; for a reward server at, timeout and batch_size.
@@ -135,7 +133,7 @@ class Hosting(BaseSettings):
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
         None
     )
-    """URL of the Redis that stores adapters for all replicas."""
+    """Redis that stores adapters for all replicas."""
 
     redis_url_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """File with the Redis URL, for one with a password: other users can read a command line. Overrides redis_url."""

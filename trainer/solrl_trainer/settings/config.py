@@ -60,7 +60,7 @@ class RunConfig(Section):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     preset: str
-    """Preset that the run began with, `<model>/<recipe>/<reward>`; the option `--preset` sets it."""
+    """Preset that the run began with, `<model>/<recipe>/<reward>`."""
     model: str
     """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
     revision: str | None = None
@@ -83,18 +83,18 @@ class RunConfig(Section):
     patience: Annotated[float, Field(ge=0)] = 600.0
     """Seconds to wait for the rollout service, or for a usable answer of a reward server."""
     run: RunName
-    """Name of the run, also at the service. By default model, recipe and trained rewards."""
+    """Name of the run, by default model, recipe and trained rewards."""
     output: Path
     """Folder of the run; by default `runs/RUN`."""
     prompts: str | dict[str, PromptSource]
-    """Registered prompt set, or a folder with train/test files. Several: set → its share of each iteration's and of the
-    held-out prompts, or {share: …, rewards: …}."""
+    """Registered prompt set, or a folder with train/test files. Several: set → its share, or {share: …, rewards:
+    …}."""
     iterations: Positive = 100
     """Iterations of the run."""
     seed: Seed = 42
     """Seed of prompts, candidates, LoRA weights and training noise."""
     device: DeviceName = "auto"
-    """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks need auto, cuda or cpu."""
+    """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks take no number."""
     batch: Positive = 24
     """Most images that this device generates or scores at once; changes rounding only."""
     guidance: Annotated[float, Field(ge=1, le=30)] = 1.0
@@ -112,10 +112,10 @@ class RunConfig(Section):
     checkpoint_every: Positive = 1
     """Iterations between checkpoints; evaluated versions and the last always have one."""
     keep_checkpoints: Positive = 2
-    """Newest checkpoints to keep, beside the one with the best held-out reward."""
+    """Newest checkpoints to keep, beside the best."""
     track: Names = ()
-    """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each
-    needs the extra of its name."""
+    """Trackers of the log: tensorboard, wandb, trackio, swanlab (extras of these names), or
+    package.module:attribute."""
 
     @property
     def model_name(self) -> str:

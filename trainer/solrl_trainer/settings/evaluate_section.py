@@ -28,13 +28,13 @@ class EvaluateSettings(Section):
     rewards: Names = ()
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
-    lies below its best version's mean. The run exports its best checkpoint. null: it goes on, and exports its last."""
+    """Share of `iterations` after which a run without a new best held-out reward ends, as does one whose 95 % interval
+    lies below its best version's mean. It exports its best checkpoint. null: it goes on, and exports its last."""
     guards: Names = ()
-    """Evaluated rewards that end the run when the 95 % interval of their change from the base lies below 0. The run
-    exports the best checkpoint before."""
+    """Evaluated rewards that end the run, with its best checkpoint, when the 95 % interval of their change from the
+    base lies below 0."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts, sampled likewise, that rank fidelity is measured on, over all candidates."""
+    """Held-out prompts of rank fidelity, over all candidates."""
     fidelity_every: Annotated[int, Field(ge=0)] = 10
     """Iterations between these measurements; 0: only before the run."""
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3

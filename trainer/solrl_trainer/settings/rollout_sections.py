@@ -54,8 +54,8 @@ class Explore(Section):
     """Share of each rank's prompts that the service explores; `solrl-train layout` computes the best. The trainer's
     device explores the rest, with a copy of the weights at that precision; auto is the fastest native on both."""
     lag: Annotated[int, Field(ge=0)] | None = None
-    """Iteration i is explored under version i − lag; the service must retain lag + 1 versions. null: 1 with a service,
-    otherwise 0."""
+    """Versions by which exploration is behind; the service must retain one more. null: 1 with a service, otherwise
+    0."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -78,7 +78,7 @@ class Regenerate(Section):
     """Regeneration of the selected seeds in BF16."""
 
     at: Literal["trainer", "none"] = "trainer"
-    """trainer: the trainer's device regenerates, under the newest version. none: the candidates themselves are trained
-    on, which a service does not send."""
+    """trainer: the trainer's device regenerates, under the newest version. none: the candidates are trained on,
+    without a service."""
     steps: Steps = 10
     """Solver steps of a sample."""

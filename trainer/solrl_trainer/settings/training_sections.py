@@ -17,8 +17,7 @@ class Lora(Section):
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """Each layer's update is scaled by alpha / rank."""
     targets: str | None = None
-    """Regular expression of whole dotted names of layers to adapt, as PEFT's target_modules, among those that the
-    family adapts; null: all."""
+    """Regular expression of whole dotted names of layers, as PEFT's target_modules, among the family's; null: all."""
 
     @field_validator("targets")
     @classmethod
@@ -47,7 +46,7 @@ class Optimizer(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients are scaled down to this norm, over all LoRA weights."""
+    """Gradients are scaled down to this norm."""
     updates: Positive = 1
     """Optimiser steps per iteration."""
     batch: Positive = 16
@@ -56,7 +55,7 @@ class Optimizer(Section):
     """Transformer blocks that recompute activations in the backward pass, which is slower: true for all, false for
     none, or a number. auto: the fewest that fit the GPU; none on a CPU."""
     shard_base: bool | Literal["auto"] = "auto"
-    """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
+    """Spread the frozen base over the ranks, which is slower. auto: if it does not fit one GPU."""
     encoders: Literal["auto", "gpu", "cpu"] = "auto"
     """Where text encoders wait; from cpu, they move to the GPU once per iteration. auto: cpu if the run would else not
     fit, or recompute more blocks."""
