@@ -70,8 +70,8 @@ Options of `solrl-rollout serve` and `doctor`. The environment may set each: `--
 _REWARD_SERVICE = """\
 ## A reward service
 
-Options of `solrl-reward serve` and `solrl-reward doctor`, which the environment may set, too. With a token file, one
-tenant gets at most half of `--queue-limit`.
+Options of `solrl-reward serve` and `doctor`, likewise. With a token file, one tenant gets at most half of
+`--queue-limit`.
 """
 
 

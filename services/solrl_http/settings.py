@@ -89,13 +89,13 @@ class HttpSettings(BaseSettings):
     """Names and addresses that are allowed as Host, beside loopback, on a service without tokens."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds over which a request's body must average 16 KiB per second."""
+    """Seconds over which a body must average 16 KiB per second."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
-    """Seconds that a connection may be idle between two requests."""
+    """Seconds that a connection may be idle."""
 
     max_connections: Annotated[int, Field(ge=1)] = 512
-    """Maximum number of connections; with more, requests are answered 503."""
+    """Maximum number of connections; with more, requests get 503."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
     """Format of the log; auto is text on a terminal, otherwise JSON."""
@@ -104,7 +104,7 @@ class HttpSettings(BaseSettings):
     """Largest JSON body, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes of request bodies, and of images for answers; further requests are answered 503."""
+    """Maximum bytes of request bodies, and of images for answers; further requests get 503."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work."""

@@ -57,7 +57,7 @@ class Scoring(BaseSettings):
     answers 503."""
 
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
-    """Maximum number of waiting images; further requests are answered 429."""
+    """Maximum number of waiting images; further requests get 429."""
 
 
 class RewardSettings(HttpSettings, Scoring):

@@ -153,17 +153,16 @@ class RolloutSettings(HttpSettings, Hosting):
     }
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
-    """Maximum number of waiting candidates; further requests are answered 429."""
+    """Maximum number of waiting candidates; further requests get 429."""
 
     scoring_in_flight: Annotated[int, Field(ge=1)] = 4
-    """Chunks per worker that may wait for reward servers, and for each of reward_hosts; at the limit, it skips
-    runs that need a server."""
+    """Chunks per worker that may wait for reward servers, and for each of reward_hosts; then it skips such runs."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
 
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
-    """Maximum bytes of the adapters of accepted requests, each counted once; others are answered 503."""
+    """Maximum bytes of the adapters of accepted requests, each counted once; others get 503."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""

@@ -19,8 +19,7 @@ class DiffusionNftSettings(AlgorithmSettings):
     """Settings of DiffusionNFT."""
 
     beta: Annotated[float, Field(gt=0)] = 1.0
-    """Distance of the implicit positive and negative policies from the behaviour policy. A smaller beta learns faster,
-    and is less stable."""
+    """Distance of the implicit policies from the behaviour policy. A smaller beta learns faster, and is less stable."""
     beta_end: Annotated[float, Field(gt=0)] | None = None
     """beta from iteration beta_iterations on; before, it moves there from beta by a constant factor. null: beta is
     constant."""

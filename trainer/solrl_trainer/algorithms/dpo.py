@@ -20,7 +20,7 @@ class DpoSettings(AlgorithmSettings):
     """Settings of Diffusion-DPO."""
 
     beta: Annotated[float, Field(gt=0)] = 2000.0
-    """Strength of the pull to the reference: the larger, the smaller the preference that counts as learnt."""
+    """Pull to the reference: the larger, the smaller the preference that counts as learnt."""
 
 
 class DiffusionDpo(Algorithm[DpoSettings, ForwardBatch]):

@@ -20,7 +20,7 @@ class FlowGrpoSettings(GrpoSettings):
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the stochastic steps that each sample is trained at."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the KL divergence from the reference: 0.01 for human preference and 0.04 for rules in the paper."""
+    """Weight of the KL divergence from the reference: in the paper 0.01 for preferences, 0.04 for rules."""
 
 
 class FlowGrpo(Grpo[FlowGrpoSettings]):
