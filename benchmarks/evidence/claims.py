@@ -289,7 +289,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             shape: {
                 "iteration": seconds_of_iteration(run, shape),
                 "run": hours_of_run(run, shape),
-                "plain": hours_of_run(_plain_run(shape), shape),
+                "plain": hours_of_run(_plain_run(shape, "evaluate.prompts=64", "evaluate.seeds=2"), shape),
             }
             for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
         },
@@ -371,9 +371,9 @@ def _changes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _plain_run(shape: str) -> RunConfig:
+def _plain_run(shape: str, *changes: str) -> RunConfig:
     """Settings of the simplest recipe, with as many prompts as `fast`."""
-    return resolve(f"{PRESETS[shape]}/diffusionnft/imagereward", overrides=["explore.prompts=12"]).config
+    return resolve(f"{PRESETS[shape]}/diffusionnft/imagereward", overrides=["explore.prompts=12", *changes]).config
 
 
 def _ranks(read: Read) -> dict[str, str]:
