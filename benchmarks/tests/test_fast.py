@@ -120,7 +120,8 @@ def test_the_page_on_algorithms_has_the_settings_of_the_runs_on_miniatures() -> 
     images = (
         f"{judged.prompts} prompts × {judged.seeds} images in {judged.steps} steps, every {judged.every} iterations"
     )
-    assert f"explored in {config.explore.precision.upper()}, and evaluated {images}" in section
+    said = " ".join(section.split())
+    assert f"explored in {config.explore.precision.upper()}, and evaluated {images}" in said
 
 
 def test_every_arm_of_a_stage_resolves_with_seeds_of_its_own() -> None:

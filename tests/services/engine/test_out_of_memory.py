@@ -76,7 +76,7 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine whose batches are whole chunks."""
-    monkeypatch.setattr("solrl_core.sampling.batches.thread_count", lambda: 1)
+    monkeypatch.setattr("solrl_core.sampling.cpu_threads.thread_count", lambda: 1)
     monkeypatch.setattr(*small_memory.whole_chunks())
     running = engine_of(RolloutSettings(precision="nvfp4"))
     running.start().result()
