@@ -31,7 +31,7 @@ def assert_trained(run: Path, reward: str) -> None:
 def test_the_commands_of_the_readme_train_on_its_reward(tmp_path: Path) -> None:
     reward = example("README.md")
     (tmp_path / reward.title).write_text(reward.text)
-    (block,) = [block for block in blocks("README.md", "sh") if "redness" in block.text]
+    (block,) = [block for block in blocks("README.md", "sh") if "--run red " in block.text]
     shell(f"{block.text.strip()} {SMALLER}", tmp_path)
     assert_trained(tmp_path / "runs/red", "my_redness:redness")
 
