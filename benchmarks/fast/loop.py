@@ -9,7 +9,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -50,16 +49,15 @@ def main() -> None:
     settings = (*SETTINGS, f"run=true-{args.model}", f"model={model}", f"reward_options={json.dumps(reward)}")
     command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", preset, "--output", str(folder)]
     command += ["--iterations", str(args.iterations), *(part for each in settings for part in ("--set", each))]
-    begun = time.time()
     subprocess.run(command, check=True)
-    store(args.model, folder, args.out, begun)
+    store(args.model, folder, args.out)
 
 
-def store(model: str, folder: Path, out: Path, begun: float) -> None:
-    """Add the last iteration of a run's folder to fast.json, and how long after `begun` (seconds) the first ended."""
+def store(model: str, folder: Path, out: Path) -> None:
+    """Add the last iteration of a run's folder to fast.json: its phases, and its time by the clock."""
     config = resolve(f"{PRESETS[model]}/fast/hpsv2", overrides=["explore.precision=fp8"]).config
     lines = read_metrics(folder / "metrics.jsonl")
-    first, *_, before, iteration, after = (line for line in lines if line["event"] in ("push", "iteration"))
+    *_, before, iteration, after = (line for line in lines if line["event"] in ("push", "iteration"))
     path = out / "fast.json"
     stored = json.loads(path.read_text())
     stored.setdefault("loop", {})[model] = {
@@ -68,7 +66,6 @@ def store(model: str, folder: Path, out: Path, begun: float) -> None:
         "steps": config.explore.steps,
         "seconds": iteration["seconds"] | after["seconds"],
         "clock": after["time"] - before["time"],
-        "first": first["time"] - begun,
     }
     path.write_text(json.dumps(stored) + "\n")
 

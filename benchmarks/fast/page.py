@@ -72,9 +72,8 @@ LOOP = """## An iteration at true size
 
 By `python benchmarks/fast/loop.py MODEL`: seconds of one iteration of `fast` with random weights on one GPU, by the
 trainer's own loop, and those computed from [equal_gpus.md](equal_gpus.md). Evaluation is not included.
-Each row is the second iteration of a run; its first compiled. *First ends after* counts from the command: loading
-from files in memory, two small images for an evaluation, compiling and the first iteration. SD3.5-Large's row was
-stored from its log, because a time limit cut the command's end.
+Each row is the second iteration of a run; its first compiled. FLUX.1's run had the settings of loop.py, which was
+written afterwards; SD3.5-Large's was stored from its log, because a time limit cut the command's end.
 """
 CHARGED = """In the presets, `fast` explores in six steps, and a prompt takes {:.1f} s. If six steps select no worse
 than these four fitted ones, `fast` has a speed-up of {} to 90 %. Fitting them is not counted.
@@ -193,7 +192,6 @@ def _loop(loop: Mapping[str, Mapping[str, Any]]) -> str:
             f"{row['clock']:.1f}",
             f"{seconds_of_iteration(fast_run(model), model):.1f}",
             f"{row['clock'] / row['prompts']:.2f}",
-            f"{row['first']:.0f}" if "first" in row else "",
         )
         for model, row in loop.items()
     ]
@@ -206,7 +204,6 @@ def _loop(loop: Mapping[str, Mapping[str, Any]]) -> str:
         "by the clock",
         "computed",
         "s per prompt",
-        "first ends after",
     )
     return "\n".join(table(heads, rows))
 

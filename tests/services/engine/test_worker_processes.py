@@ -175,10 +175,10 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(workers: Any, 
     note = tmp_path / "stopped"
     with engine_of(stopped, workers, live_timeout=5.0) as engine:
         engine.start().result(600)
-        held = chunk(job(), str(note))
-        assert len(scored(engine, held).rewards[REWARD]) == 4
+        repeated = chunk(job(), str(note))
+        assert len(scored(engine, repeated).rewards[REWARD]) == 4
         assert_gone([int(note.read_text())])
-        assert held.losses == 1
+        assert repeated.losses == 1
         pinged(engine)
 
 
