@@ -8,7 +8,9 @@ from solrl_trainer.settings.presets import resolve
 from tests.docs.fences import ROOT
 
 PAGE = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
+COMMANDS = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/24-gb.md")).replace(
+    "\\\n", ""
+)
 TABLE = PAGE.partition("### Settings to draw with in ComfyUI")[2]
 ROWS = re.findall(r"^\| [^`|]+ \| (`.*?`) \| \d[^|]* \| `(\w+)` \| (.*)\| (.*) \| (\d+) \|$", TABLE, re.MULTILINE)
 
@@ -22,7 +24,7 @@ def test_samplers_guidance_and_steps_are_those_of_the_presets(
         assert sampler == {"dpm2": "dpmpp_2m"}.get(config.solver, config.solver), preset
         assert float(guidance.split()[-1]) == config.guidance, preset
         assert int(steps) == config.evaluate.steps, preset
-        typed = re.findall(rf"run --preset {preset}/.*? --set guidance=([\d.]+)", README)
+        typed = re.findall(rf"run --preset {preset}/.*? --set guidance=([\d.]+)", COMMANDS)
         assert set(typed) == set(re.findall(r"` ([\d.]+)", by_readme)[:1]), preset
 
 

@@ -11,7 +11,7 @@ from tests.docs.command_checks import check, parsed, ran
 from tests.docs.fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
-TASKS = [f"docs/{name}.md" for name in ("train", "flow-grpo", "images-and-pairs", "troubleshooting", "memory")]
+TASKS = [f"docs/{name}.md" for name in ("train", "flow-grpo", "images-and-pairs", "troubleshooting", "memory", "24-gb")]
 OPERATORS = [f"docs/{name}.md" for name in ("five-people", "deploy", "monitor", "failures", "scale-out")]
 PAGES = ["README.md", "CONTRIBUTING.md", *TASKS, "docs/many-gpus.md", "docs/python.md", "docs/evidence/unproven.md"]
 PAGES += EXTENDING
