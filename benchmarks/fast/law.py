@@ -21,7 +21,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from paper.pace import first_reached
-from solrl_trainer.calibration.proposing import signal
 
 from fast.arms import ALL, BASELINE, FAST, PLAIN, UNEXPLORED
 from fast.page import SHARES, gains, height
@@ -55,7 +54,11 @@ def signal_of(candidates: int, keep: int) -> float:
     random = torch.Generator().manual_seed(0)
     true, noise = (torch.randn(20000, candidates, generator=random) for _ in range(2))
     proxy = true if candidates == keep else CORRELATION * true + math.sqrt(1 - CORRELATION**2) * noise
-    return signal(proxy, true, candidates, keep)
+    order = proxy.argsort(dim=1, stable=True)
+    true = true.double()
+    kept = true.gather(1, torch.cat([order[:, : keep // 2], order[:, candidates - keep // 2 :]], 1))
+    squares = (kept - kept.mean(1, keepdim=True)) ** 2 / true.var(1, keepdim=True)
+    return float(squares.sum(1).mean())
 
 
 def fit(rows: Sequence[Mapping[str, Any]], share: float) -> Law | None:
@@ -94,7 +97,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
         "By `python benchmarks/fast/law.py`: in runs that differ only in candidates and kept samples, iterations to a",
         "share of the baseline's best gain go as the *signal* to this power. The signal is the kept samples' sum of",
         "squared advantages, for normal rewards and a rank correlation of 0.9. *Residual*: standard deviation of log",
-        "iterations. `calibrate` proposes numbers by the power −0.6.",
+        "iterations.",
         "",
         "| gain | power | residual | runs | worlds × seeds |",
         "|---|---|---|---|---|",

@@ -130,22 +130,6 @@ def separations(proxy: Tensor, true: Tensor, keep: int = 24) -> npt.NDArray[np.f
     return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in each])
 
 
-def paces(proxy: Tensor, true: Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
-    """Pace of learning against a selection by exact ranks, per group: 1 for exact ranks, below 1 otherwise.
-
-    A gradient weighs a sample by its reward less the mean. So the pace is the ratio of the standard deviations of the
-    selected true rewards (`python benchmarks/paper law`); 1 if all true rewards are equal.
-    `proxy`, `true` [groups, candidates] and `keep` as in `rank_fidelity`.
-    """
-    half = keep // 2
-    ratios = []
-    for cheap, exact in zip(proxy.numpy(), true.numpy(), strict=True):
-        chosen = exact[np.argsort(cheap, kind="stable")]
-        spread, most = (np.delete(one, slice(half, len(one) - half)).std() for one in (chosen, np.sort(exact)))
-        ratios.append(spread / most if most else 1.0)
-    return np.array(ratios)
-
-
 def correlations(proxy: Tensor, true: Tensor) -> tuple[float, float]:
     """Spearman's and Kendall's rank correlation of the rewards [candidates] of a group.
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from solrl_core.fidelity import correlations, end_ranks, paces, rank_fidelity, separations
+from solrl_core.fidelity import correlations, end_ranks, rank_fidelity, separations
 
 
 @pytest.mark.parametrize(("scale", "sign", "overlap", "ranks"), [(5, 1, 1.0, (6.5, 90.5)), (-1, -1, 0.0, (90.5, 6.5))])
@@ -40,13 +40,6 @@ def test_groups_are_ranked_within_themselves_and_averaged() -> None:
     assert found.kendall == pytest.approx(0)
     assert found.top_rank == found.bottom_rank == pytest.approx((1.5 + 7.5) / 2)
     assert found.top_overlap == found.bottom_overlap == {}
-
-
-def test_the_pace_compares_spreads_of_selected_rewards() -> None:
-    true = torch.tensor([[0.0, 1, 2, 3, 4, 5], [1.0] * 6, [0.0, 1, 2, 3, 4, 5]])
-    # The first proxy selects rewards 1 and 4 instead of 0 and 5.
-    proxy = torch.tensor([[1.0, 0, 2, 3, 5, 4], [1.0, 2, 3, 4, 5, 6], [0.0, 1, 2, 3, 5, 4]])
-    assert paces(proxy, true, keep=2).tolist() == pytest.approx([3 / 5, 1, 4 / 5])
 
 
 @pytest.mark.parametrize(

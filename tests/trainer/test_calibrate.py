@@ -98,7 +98,6 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     # The same steps and precision as the true rewards: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
-    assert by_name["bf16 4 steps"]["pace"] == pytest.approx(1.0, abs=1e-3)
     assert summary["reference"] == "nvfp4 1 steps"
     reference = by_name[summary["reference"]]
     assert (reference["cost"], reference["cost_interval"]) == (1, [1, 1])
@@ -112,10 +111,6 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     assert summary["verdict"][0].startswith(f"{chosen['name']} has a separation of ")
     assert summary["verdict"][-1] == "the intervals are over 2 prompts and may be too narrow; use at least 8"
     assert json.loads((tmp_path / "calibration.json").read_text())["verdict"] == summary["verdict"]
-    proposals = summary["numbers"]["proposals"]
-    for run in (row for row in proposals if (row["candidates"], row["keep"]) == (16, 8)):
-        assert run["speed"] == 1
-        assert run["seconds"] > chosen["seconds"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     planned = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
     assert planned.generate.size == (64, 64, None)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.fidelity import Fidelity, paces, rank_fidelity, separations
+from solrl_core.fidelity import Fidelity, rank_fidelity, separations
 from solrl_proto.rollouts import Plan
 
 from solrl_trainer.calibration.measuring import Observed
@@ -46,7 +46,6 @@ class MeasuredPlan:
         fidelity: rank fidelity, relative to the recipe's BF16 candidates of the same seeds.
         separation: difference in true rank between the selected best and worst: 1 perfect, 0 chance.
         loss: how much less that is than the reference plan's.
-        pace: expected pace of learning, relative to that of exact ranks.
     """
 
     plan: Plan
@@ -55,7 +54,6 @@ class MeasuredPlan:
     fidelity: Fidelity
     separation: IntervalEstimate
     loss: IntervalEstimate
-    pace: float
 
     @property
     def seconds(self) -> float:
@@ -97,7 +95,6 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
             fidelity=rank_fidelity(observation.scores, true, keep),
             separation=separation,
             loss=loss,
-            pace=float(paces(observation.scores, true, keep).mean()),
         )
         for observation, separation, loss in of_plans
     ]

@@ -32,10 +32,8 @@ from solrl_trainer.calibration.plans import (
     plans,
     reference_plan,
 )
-from solrl_trainer.calibration.proposing import proposals, text
 from solrl_trainer.commands.preflight import require_usable
 from solrl_trainer.policy.progress import OnProgress, ProgressCounter
-from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.prompts.prompt_rewards import scored_prompts
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
@@ -122,40 +120,17 @@ def calibrate(
     for each in measured:
         logger.info(
             f"{name(each.plan)}: {each.seconds:.2f} s per group, {each.cost.text('.2f')} of the reference; separation "
-            f"{each.separation.text('.3f')}, loss {each.loss.text('.3f')}; pace {each.pace:.2f}"
+            f"{each.separation.text('.3f')}, loss {each.loss.text('.3f')}"
         )
     chosen = cheapest(measured, minimum)
     conclusion = verdict(measured, chosen, reference, minimum)
     summary = content(config, measured, minimum, chosen, reference, conclusion)
-    if chosen is not None:
-        scores = next(plan.scores for plan in observed if plan.plan == chosen.plan)
-        summary["numbers"] = _numbers(config, measured, chosen, scores, true)
     if processes.is_rank_zero:
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
         size = ImageSize(backbone.height, backbone.width, backbone.frames if backbone.frames > 1 else None)
         write(folder, summary, chosen, binding, size, config.layers)
     return summary
-
-
-def _numbers(
-    config: RunConfig, measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, proxy: torch.Tensor, true: torch.Tensor
-) -> dict[str, Any]:
-    """Proposed numbers of candidates and kept samples for the chosen plan: a line, and all of them."""
-    candidates, keep = config.explore.candidates, config.explore.keep
-    whole = [each for each in measured if each.plan.precision == "bf16"]
-    longest = max(whole, key=lambda each: each.plan.steps)
-    ordered = proposals(
-        proxy,
-        true,
-        keep,
-        explored=chosen.seconds / candidates,
-        step=longest.seconds / candidates / longest.plan.steps,
-        steps=config.regenerate.steps,
-        levels=trained_steps(config.regenerate.steps, config.algorithm.timestep_fraction),
-    )
-    present = next(each for each in ordered if (each.candidates, each.keep) == (candidates, keep))
-    return {"verdict": text(ordered, present), "proposals": [vars(each) for each in ordered]}
 
 
 def _sampler_factory(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> SamplerFactory:
@@ -203,7 +178,6 @@ def content(
                 "interval": [plan.separation.low, plan.separation.high],
                 "loss": plan.loss.value,
                 "loss_interval": [plan.loss.low, plan.loss.high],
-                "pace": plan.pace,
                 **vars(plan.fidelity),
             }
             for plan in measured

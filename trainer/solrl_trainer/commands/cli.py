@@ -306,7 +306,6 @@ def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
     if summary["chosen"] is not None:
         planned = read_settings_file(command.output / "plan.yaml")["explore"]
         print(f"use it: {shlex.join(run_command(command, planned))}")
-        print(summary["numbers"]["verdict"])
 
 
 def _settings(command: SettingsCommand) -> "Resolved":
