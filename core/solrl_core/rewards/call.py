@@ -1,23 +1,41 @@
 """One call of a reward: what it gets is its own, what it returns is checked and copied, what it changes is put back."""
 
 import copy
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from solrl_core.errors import RewardError
-from solrl_core.rewards.process_state import put_back
 
 Called = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 
 
 @contextmanager
-def calling(on_changed: Callable[[Sequence[str]], object] = lambda changed: None) -> Iterator[None]:
-    """Call a reward within: without gradients, so that scores do not retain its activations; see also `put_back`."""
-    with torch.no_grad(), put_back(on_changed):
+def state_put_back() -> Iterator[None]:
+    """Put back random states, torch's default dtype, gradient mode and number of threads after a reward's code."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+@contextmanager
+def calling() -> Iterator[None]:
+    """Call a reward within: without gradients, so that scores do not retain its activations."""
+    with state_put_back(), torch.no_grad():
         yield
 
 

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,10 +19,9 @@ from solrl_core.errors import PromptError, RewardError, described
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.reward_registry import REWARDS
-from solrl_core.rewards.call import calling, checked_scores, copies, first_failing, is_interrupt
+from solrl_core.rewards.call import calling, checked_scores, copies, first_failing, is_interrupt, state_put_back
 from solrl_core.rewards.frames import TAKES_CLIPS, FrameRule, frame_rule
 from solrl_core.rewards.loading import batches, dtype_named
-from solrl_core.rewards.process_state import RANDOM_NUMBERS, put_back
 from solrl_core.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -31,8 +29,8 @@ logger = logging.getLogger(__name__)
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
-The arguments are copies; the reward may write to them. What it changes of the process, such as torch's default
-dtype or its random numbers, is put back after each call, and named.
+The arguments are copies; the reward may write to them. Random states, torch's default dtype, gradient mode and number
+of threads are put back after each call.
 
 For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
 other gets frames, see `FrameRule`.
@@ -191,7 +189,7 @@ def load_reward(
         arguments = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **arguments}
         if REWARDS.is_built_in(name):
             arguments["device"] = resolve_device(arguments["device"])
-    with put_back(partial(_name_load_changes, name)):
+    with state_put_back():
         loaded: Reward = REWARDS.make(name, arguments)
     if isinstance(kind, type) and getattr(loaded, "digest", None) is None and (values := _values(kind, arguments)):
         object.__setattr__(loaded, "digest", combined_digest(source_digest(loaded), values))  # it may be frozen
@@ -207,20 +205,6 @@ def _values(kind: type, options: Mapping[str, Any]) -> str:
     return json.dumps(values, sort_keys=True, default=repr) if values else ""
 
 
-def _name_load_changes(name: str, changed: Sequence[str]) -> None:
-    """Say what loading a reward changes of the process, but for random numbers, which initial weights draw."""
-    if changes := [one for one in changed if one not in RANDOM_NUMBERS]:
-        _name_changes(name, changes)
-
-
-def _name_changes(name: str, changed: Sequence[str]) -> None:
-    draws = "; it may draw from a generator of its own" if set(changed) & {*RANDOM_NUMBERS} else ""
-    logger.warning(
-        "reward %r changes %s, which the rest of the program depends on; that is put back after each call%s",
-        *(name, ", ".join(changed), draws),
-    )
-
-
 def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
     """Import a reward, and refuse options that `load_reward` would refuse, if that shows without loading its weights.
 
@@ -231,7 +215,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     """
     if AT in options:
         return
-    with put_back(partial(_name_load_changes, name)):
+    with state_put_back():
         kind = REWARDS.find(name)
     _, options = _frame_rule(name, options)
     device = {"device": "cpu"} if isinstance(kind, type) else {}
@@ -271,8 +255,6 @@ class RewardSet:
     def __init__(self, rewards: Mapping[str, Reward], rules: Mapping[str, FrameRule] | None = None) -> None:
         self._rewards = dict(rewards)
         self._rules = dict(rules or {})
-        self._changed: dict[str, set[str]] = {}
-        """Reward → the changes of the process that the log has named."""
 
     @classmethod
     def load(
@@ -397,7 +379,7 @@ class RewardSet:
             reward, began = self._rewards[name], time.monotonic()
             try:
                 inputs = self._taken(name, images, prompts, metadata)
-                with calling(partial(self._name_changes, name)):
+                with calling():
                     returned = reward(*copies(*inputs))
                 scores[name] = self._joined(name, returned, inputs[1], len(images))
             except torch.OutOfMemoryError:
@@ -433,11 +415,6 @@ class RewardSet:
                 scores[name] = self._joined(name, await ask(*copies(*inputs)), inputs[1], len(images))
                 on_scored(name, time.monotonic() - began)
         return scores
-
-    def _name_changes(self, name: str, changed: Sequence[str]) -> None:
-        if new := [one for one in changed if one not in self._changed.setdefault(name, set())]:
-            self._changed[name].update(new)
-            _name_changes(name, new)
 
     def _rule(self, name: str) -> FrameRule:
         return self._rules.get(name, FrameRule())
