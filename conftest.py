@@ -18,8 +18,6 @@ from tests.support.redis_server import RedisServer, running_redis
 # and idle threads must not spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# A service checks a model's ranks at its first load, which takes seconds; tests of that name a folder.
-os.environ.setdefault("SOLRL_CHECKS", "off")
 # Before Ray is imported, which reads it then.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so the programs that they interrupt.

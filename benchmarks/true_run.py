@@ -78,8 +78,7 @@ def main() -> None:
     model, reward = written(args.weights, serving, args.model)
     subprocess.run(["rm", "-rf", str(OUTPUT)], check=True)
     OUTPUT.mkdir(parents=True)
-    # Random weights do not rank.
-    flags = ("--device", serving, "--reward-options", json.dumps(reward), "--checks", "off")
+    flags = ("--device", serving, "--reward-options", json.dumps(reward))
     began = time.perf_counter()
     with rollout_service(str(model), OUTPUT / "service.log", ("hpsv2",), flags) as url:
         ready = time.perf_counter() - began

@@ -76,12 +76,9 @@ class Capabilities:
     overlaps: bool
 
     @property
-    def native(self) -> tuple[Precision, ...]:
-        """The native precisions, the fastest first, and BF16 at the end; emulation is never chosen automatically."""
-        precisions = [
-            info.precision for info in self.precisions if info.numerics == "native" and info.precision != "bf16"
-        ]
-        return (*precisions, "bf16")
+    def fastest(self) -> Precision:
+        """The fastest native precision, never an emulation; BF16 if there is no other."""
+        return next((info.precision for info in self.precisions if info.numerics == "native"), "bf16")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ decoded and scored, and the ranks of their scores are compared.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -104,7 +104,6 @@ class PrecisionCheck:
         candidates: number of candidates of each prompt; there is at least one prompt.
         plan: plan that is served.
         true_steps: solver steps of the reference, in BF16.
-        generator_of: builds the generator of a precision.
         batch: largest number of candidates that are generated at once.
         images: precision → images [N, 3, H, W] of the first prompt's candidates, of what was measured.
         true: reward → scores [N] of each prompt's candidates in the reference; measured when this is built.
@@ -116,14 +115,13 @@ class PrecisionCheck:
     candidates: int
     plan: Plan
     true_steps: int
-    generator_of: Callable[[PipelineBackbone, Precision], Generator] = generator_at
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
     images: dict[str, Tensor] = field(default_factory=dict)
     true: dict[str, list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.rewards)
-        self._exact = self.generator_of(self.backbone, "bf16")
+        self._exact = generator_at(self.backbone, "bf16")
         whole = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
         self.true = self._scores(self._made(self._exact, whole))
 
@@ -132,14 +130,6 @@ class PrecisionCheck:
         made = self._made(self._exact, self.plan)
         self.images["bf16"] = made[0].images
         return made
-
-    def correlations(self, precision: Precision) -> dict[str, list[float]]:
-        """Reward → rank correlation of each prompt's candidates with the reference."""
-        return self._correlations(self.scores(precision))
-
-    def scores(self, precision: Precision) -> dict[str, list[Tensor]]:
-        """Reward → scores [N] of each prompt's candidates of the plan."""
-        return self._scores(self._made(self._generator(precision), self.plan))
 
     def measure(self, precision: Precision) -> Measured:
         """Compare a precision with the reference. Layers that `backbone.kept` names stay in BF16.
@@ -177,7 +167,7 @@ class PrecisionCheck:
         return _relative(_finite(made.latents), self._planned[0].latents[:count])
 
     def _generator(self, precision: Precision) -> Generator:
-        return self._exact if precision == "bf16" else self.generator_of(self.backbone, precision)
+        return self._exact if precision == "bf16" else generator_at(self.backbone, precision)
 
     def _correlations(self, scores: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
         return {

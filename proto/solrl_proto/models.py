@@ -17,23 +17,6 @@ class NoiseContract(Message):
     probe: tuple[float, ...]
 
 
-class RankFidelity(Message):
-    """Rank correlation of candidates at a precision with BF16's, measured by a service that loads them for the first
-    time. Of several rewards it is the one that suffers most."""
-
-    reward: str
-    spearman: Annotated[float, Field(ge=-1, le=1)]
-    """Mean over the prompts."""
-    low: Annotated[float, Field(ge=-1, le=1)]
-    high: Annotated[float, Field(ge=-1, le=1)]
-    """Limits of its 95 % interval."""
-    prompts: int
-    candidates: int
-    """Candidates of each prompt."""
-    trusted: bool
-    """Whether the whole interval is at least 0.6, or BF16 ranks no better by the same plan."""
-
-
 class PrecisionInfo(Message):
     """One precision as the service runs it."""
 
@@ -43,8 +26,6 @@ class PrecisionInfo(Message):
     """The implementation, tested with a small product at the start; if not native, the reason."""
     quantized_share: float
     """Quantised share of the transformer blocks' linear FLOPs, 0 to 1."""
-    rank_fidelity: RankFidelity | None = None
-    """Rank fidelity of the service's default precision; null for other precisions, and where it was not measured."""
 
 
 class ModelInfo(Message):

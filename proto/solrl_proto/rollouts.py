@@ -322,8 +322,6 @@ class Served(Message):
     """Digest over the digests of all parts of the model and of the requested rewards, as in `GET /v1/models`, or in the
     request for rewards with `at`."""
     plan: Plan
-    warning: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
-    """Why ranks of this answer cannot be trusted. Absent if nothing is known against them."""
 
 
 class RolloutAnswer(Served):

@@ -41,8 +41,6 @@ def _rows(settings: RolloutSettings, service: "Service", address: str) -> Iterat
         for info in model.precisions:
             quantised = f", {info.quantized_share:.1%} of the blocks' linear FLOPs quantised"
             default = " (default)" if info.precision == hosted.default_precision else ""
-            if info.rank_fidelity is not None:
-                default += f", Spearman to BF16 {info.rank_fidelity.spearman:.2f}"
             yield f"precision {info.precision}", info.numerics + (quantised if info.quantized_share else "") + default
     yield "rewards", ", ".join(settings.rewards)
     if settings.reward_hosts:

@@ -23,7 +23,6 @@ from solrl_rollout.engine.adapters import AdapterMemory, Adapters
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with
-from solrl_rollout.engine.rank_check import rank_warning
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.engine.work import HostedModel, Job, release
 from solrl_rollout.engine.workers import make_workers
@@ -102,7 +101,6 @@ class Service(ServiceState):
         reserve(answer_bytes(request, hosted.info))
         ref = request.adapter
         info = next(one for one in hosted.info.precisions if one.precision == precision)
-        fidelity = info.rank_fidelity
         rewards = tuple(reward.name for reward in request.rewards)
         served = Served(
             model=request.model,
@@ -111,7 +109,6 @@ class Service(ServiceState):
             numerics=info.numerics,
             fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), rewards),
             plan=request.plan,
-            warning=None if fidelity is None or fidelity.trusted else rank_warning(request.model, precision, fidelity),
         )
         logs.add_fields(run=ref.run if ref else None, model=request.model)
         adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None

@@ -112,9 +112,6 @@ class Hosting(BaseSettings):
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
     """Layers that stay in BF16, as a run's layers. The file must name every hosted model's weights."""
 
-    checks: str = "~/.cache/solrl/checks"
-    """Folder for the results of the check of ranks at the first load of a model at a precision, or off."""
-
     rewards: Annotated[
         Listed,
         Field(min_length=1),
@@ -145,7 +142,7 @@ class RolloutSettings(HttpSettings, Hosting):
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "models": (
             *("model", "device", "gpus", "workers", "engine", "engine_options", "precision", "emulate"),
-            *("height", "width", "frames", "layers", "checks"),
+            *("height", "width", "frames", "layers"),
         ),
         "rewards": ("rewards", "reward_options", "reward_hosts"),
         "access": ACCESS,
@@ -210,10 +207,6 @@ class RolloutSettings(HttpSettings, Hosting):
     def most_queued(self) -> int:
         """Maximum number of waiting candidates of one tenant, and so of one request."""
         return min(self.queue_limit, self.tenant_queue_limit or self.queue_limit)
-
-    @property
-    def checks_folder(self) -> Path | None:
-        return None if self.checks == "off" else Path(with_home(self.checks))
 
     @property
     def tenant_inflight_bytes(self) -> int:

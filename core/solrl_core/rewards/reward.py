@@ -302,10 +302,6 @@ class RewardSet:
         """These rewards and further ones, which replace rewards of equal names."""
         return RewardSet({**self._rewards, **others}, {k: v for k, v in self._rules.items() if k not in others})
 
-    def only(self, names: Iterable[str]) -> "RewardSet":
-        """These of the rewards."""
-        return RewardSet({name: self._rewards[name] for name in names}, self._rules)
-
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the rewards, in loading order."""

@@ -350,8 +350,6 @@ def describe(workers: Mapping[str, Sequence[HostedModel]]) -> list[HostedModel]:
 
 def _identity(model: HostedModel) -> dict[str, Any]:
     info = model.info.model_dump(mode="json")
-    for precision in info["precisions"]:
-        precision.pop("rank_fidelity")  # measured by each worker
     parts = {f"digest of {part}": digest for part, digest in info.pop("digests").items()}
     layout = {module: tuple(shape) for module, shape in model.adapter_layout.items()}
     defaults = {"default precision": model.default_precision, "adapter layout": layout}

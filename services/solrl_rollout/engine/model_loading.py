@@ -17,7 +17,6 @@ from solrl_remote.remote_reward import connect_reward
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.model_runner import ModelRunner
-from solrl_rollout.engine.rank_check import choose_precision
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
@@ -101,9 +100,8 @@ def _load_model(
         identity = backend.identity
         options = ModelOptions(height=identity.height, width=identity.width, rewards=identity.reward_options)
         loaded = _tried_rewards(settings, options, rewards)
-        requested = None if settings.precision == "auto" else settings.precision
-        default, fidelity = choose_precision(spec.name, backend, loaded, requested, settings.checks_folder)
-        return ModelRunner(spec.name, backend, ChunkScorer(loaded), default, metrics, fidelity)
+        default = backend.capabilities.fastest if settings.precision == "auto" else settings.precision
+        return ModelRunner(spec.name, backend, ChunkScorer(loaded), default, metrics)
     except BaseException:
         backend.close()
         raise

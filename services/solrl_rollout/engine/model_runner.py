@@ -11,7 +11,7 @@ from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
 from solrl_proto.identifiers import Precision
-from solrl_proto.models import ModelInfo, RankFidelity
+from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
@@ -35,9 +35,7 @@ class ModelRunner:
         scorer: ChunkScorer,
         default_precision: Precision,
         metrics: RolloutMetrics,
-        fidelity: RankFidelity | None = None,
     ) -> None:
-        """`fidelity`: rank fidelity of the default precision, if it was measured."""
         self.backend = backend
         self.scorer = scorer
         self._name = name
@@ -47,7 +45,7 @@ class ModelRunner:
         self._batches = {SCORING: scorer.batch}
         self._served: dict[Precision, str | None] = {}
         """Digest of the adapter that each precision serves; None for the base model."""
-        self.hosted = self._describe(fidelity)
+        self.hosted = self._describe()
 
     def generate(
         self, chunk: Chunk, between: Callable[[], None], wait_for_scoring: Callable[[], bool] = lambda: False
@@ -106,7 +104,7 @@ class ModelRunner:
         for size in self.backend.batch_sizes(self._batch(job.precision).size)[1:]:
             run(size)
 
-    def _describe(self, fidelity: RankFidelity | None) -> HostedModel:
+    def _describe(self) -> HostedModel:
         identity, capabilities, rewards = self.backend.identity, self.backend.capabilities, self.scorer.rewards
         info = ModelInfo(
             name=self._name,
@@ -117,12 +115,7 @@ class ModelRunner:
             latent_shape=identity.latent_shape,
             digests={**identity.digests, **rewards.digests()},
             rewards=rewards.names,
-            precisions=tuple(
-                entry.model_copy(update={"rank_fidelity": fidelity})
-                if entry.precision == self._default_precision
-                else entry
-                for entry in capabilities.precisions
-            ),
+            precisions=capabilities.precisions,
             lora_targets=tuple(identity.adapter_layout),
             arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),
             pipeline_call=dict(identity.pipeline_call),
