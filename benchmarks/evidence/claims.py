@@ -277,7 +277,19 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
         "changes": _changes([row for row in stored["rows"] if row["stage"] == CHANGES_STAGE]),
         "six_steps": by_preset(pooled[FAST]),
-        "six_over_all": pooled[ALL]["over"]["90%"]["mean"] * pooled[FAST]["seconds"] / preset_seconds(),
+        "six_over": {
+            names[arm]: pooled[arm]["over"]["90%"]["mean"] * pooled[FAST]["seconds"] / preset_seconds()
+            for arm in (ALL, PLAIN)
+        },
+        "screens": WORDS[
+            len(
+                {
+                    row["stage"]
+                    for row in stored["rows"]
+                    if row["stage"].startswith("screen") and row["stage"] != CHANGES_STAGE and row["world"] == FALLS
+                }
+            )
+        ],
         "worlds": {
             world: arms[FAST]["time"]["flux"]
             | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"], "six steps": by_preset(arms[FAST])}
@@ -296,6 +308,8 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "ends": {
             "fast": span(falls[FAST]["ends"]),
             "base": span(falls[BASELINE]["ends"]),
+            "sol_rl": span(falls[SOL_RL]["ends"]),
+            "base elsewhere": span(end for arms in rest for end in arms[BASELINE]["ends"]),
             "rest": f"{min(end for arms in rest for end in arms[FAST]['ends']):.2f}",
         },
         "below": {
@@ -323,9 +337,8 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "cheaper": cheaper,
         "learning": over(update, cheaper),
-        "updated": update,
         "fewer": fewer["mean"] / update["mean"],
-        "four": fewer["mean"],
+        "short": f"{arms[UNEXPLORED]['short']} of {arms[UNEXPLORED]['runs']}",
         "exploring": whole["mean"] / fewer["mean"],
         "whole": whole,
     }
@@ -367,6 +380,7 @@ def _changes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     return {
         "number": WORDS[len(arms)],
+        "on one": WORDS[sum(len({run["world"] for run, _ in pairs}) == 1 for pairs in arms.values())],
         "times": span(times_as_long(pairs) for pairs in arms.values()),
         "judge": asdict(over_seeds(np.array(max(judged.values(), key=statistics.mean)))),
     }
