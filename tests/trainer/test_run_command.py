@@ -122,7 +122,7 @@ def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
         ("seed: [1\n", "cannot be used: line 2, column 1"),
         ("- seed\n", "contains a list"),
         ("run: a\nseed: x\n", "(from FILE:2)"),
-        ("lora: {rank: 0x" + "f" * 5000 + "}", "cannot be used: line 1, column 14"),
+        ("lora: {rank: 0x" + "f" * 5000 + "}", "lora.rank (from FILE:1): got '0xfff"),
         ("run: 2025", "(from FILE:1): got 2025; Input should be a valid string: write it in quotes"),
         ("x: " + "a" * 2**20, "has more than 1,048,576 bytes"),
         ("seed: 1\nrun: a\nseed: 2\n", "line 3, column 1: seed is there already, in line 1; expected it once"),

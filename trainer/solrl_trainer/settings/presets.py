@@ -52,7 +52,7 @@ class Recipe:
 
 
 def _read(folder: str) -> dict[str, dict[str, Any]]:
-    return {path.stem: parse_yaml(read_text(path)).value for path in sorted((_FOLDER / folder).glob("*.yaml"))}
+    return {path.stem: parse_yaml(read_text(path))[0] for path in sorted((_FOLDER / folder).glob("*.yaml"))}
 
 
 def _fields() -> list[str]:
@@ -297,13 +297,13 @@ def read_settings_file(path: Path) -> SettingsFile:
     if len(content) > LONGEST:
         raise ConfigError(f"{path} has more than {LONGEST:,} bytes; expected a YAML file with settings")
     try:
-        parsed = parse_yaml(decode_text(content, path))
+        value, lines = parse_yaml(decode_text(content, path))
     except YamlError as error:
         raise ConfigError(f"{path} cannot be used: {error}") from error
-    if not isinstance(parsed.value, dict | None):
-        raise ConfigError(f"{path} contains a {type(parsed.value).__name__}; expected a mapping of settings")
-    settings = SettingsFile(parsed.value or {})
-    settings.lines = parsed.lines
+    if not isinstance(value, dict | None):
+        raise ConfigError(f"{path} contains a {type(value).__name__}; expected a mapping of settings")
+    settings = SettingsFile(value or {})
+    settings.lines = lines
     return settings
 
 
@@ -331,7 +331,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     if not equals:
         raise ConfigError(f"got --set {_shown(override)}; expected key=value")
     try:
-        parsed = parse_yaml(value).value
+        parsed, _ = parse_yaml(value)
     except YamlError as error:
         raise ConfigError(f"got --set {_shown(override)}; expected a value in YAML ({error})") from error
     if isinstance(parsed, dict) and any(":" in name and item is None for name, item in parsed.items()):
