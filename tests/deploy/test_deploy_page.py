@@ -123,34 +123,6 @@ def test_several_ranks_run_in_the_images_python_one_on_each_gpu(line: str) -> No
     assert parsed(["solrl-train", *options.training_script_args]).resume.parts[:2] == ("/", "outputs")
 
 
-def test_what_was_backed_up_is_restored(tmp_path: Path) -> None:
-    """With folders in place of volumes and of the node's root."""
-    programs = """
-        docker() { case $1$2 in volumeinspect) echo "$PWD_/${5#solrl_}";; *) mkdir -p "$PWD_/${3#solrl_}";; esac; }
-        mountpoint() { :; }; curl() { :; }; sudo() { "$@"; }; sysctl() { :; }
-    """.replace("$PWD_", str(tmp_path / "volumes"))
-
-    def run(script: str) -> None:
-        for path, here in (("/mnt/backup", "backups"), ("/srv/solrl", "solrl")):
-            script = script.replace(path, str(tmp_path / here))
-        script = script.replace("cd /\n", f"cd {tmp_path}/root\n").replace("-C / ", f"-C {tmp_path}/root ")
-        subprocess.run(["bash", "-c", programs + script], cwd=tmp_path / "solrl", capture_output=True, timeout=60)
-
-    names = ("solrl/.env", "solrl/secrets/token", "volumes/tokens/tokens.json", "volumes/outputs/alice/report.html")
-    files = [tmp_path / name for name in (*names, "root/etc/prometheus/alerts.yml", "root/home/alice/solrl/token")]
-    for path in (*files, tmp_path / "backups/none"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(path.name)
-    run((ROOT / "deploy/backup").read_text())
-    (day,) = (tmp_path / "backups").glob("solrl-*")
-    assert all(path.stat().st_mode & 0o077 == 0 for path in (day, *day.iterdir()))
-    for path in files:
-        path.unlink()
-    (restore,) = [block for block in fenced("sh") if block.startswith("from=")]
-    run(re.sub(r"solrl-\d{4}-\d\d-\d\d", day.name, restore))
-    assert [path.read_text() for path in files] == [path.name for path in files]
-
-
 OVERRIDES = [text for text in fenced("yaml") if text.startswith("services:")]
 
 

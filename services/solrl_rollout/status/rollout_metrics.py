@@ -123,8 +123,8 @@ class RolloutMetrics(RequestMetrics):
         with self._lock:
             self._run(tenant, run).head = version
 
-    def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record the version that served a run's last request, and its newest version; None for a deleted version."""
+    def adapter_served(self, tenant: str, run: str, version: int | None, head: int) -> None:
+        """Record the version that served a run's last request, None if it was deleted; and the run's newest version."""
         with self._lock:
             load = self._run(tenant, run)
             load.served, load.head = version, head
@@ -133,6 +133,11 @@ class RolloutMetrics(RequestMetrics):
         """Record whether a run's newest report was its last."""
         with self._lock:
             self._run(tenant, run).ended = ended
+
+    def run_deleted(self, tenant: str, run: str) -> None:
+        """Forget a run, so that it has no more metrics."""
+        with self._lock:
+            self._runs.pop((tenant, run), None)
 
     def reward_failed(self, reward: str) -> None:
         self._faults.labels(reward).inc()

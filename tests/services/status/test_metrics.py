@@ -123,8 +123,9 @@ def test_the_lag_follows_new_versions_and_rewinds() -> None:
     assert lag() == {}
     metrics.adapter_served("a", "demo", 1, head=2)
     assert lag() == {("demo", "a"): 1.0}
-    metrics.adapter_served("a", "demo", None, head=None)
-    assert lag() == {}
+    for _ in range(2):  # the second one is unknown, as after the service restarted
+        metrics.run_deleted("a", "demo")
+        assert labelled(read(metrics.exposition().decode()), "solrl_run_idle_seconds") == {}
     metrics.adapter_pushed("a", "demo", 0, 1)
     metrics.adapter_served("a", "demo", 0, head=0)
     assert lag() == {("demo", "a"): 0.0}
@@ -147,6 +148,8 @@ def test_a_run_is_idle_until_it_reports_its_end(guarded: Guarded, layout: Layout
         assert idle() == set()
         tell(1)
         assert idle() == {("ends", "b")}
+    assert guarded.service.client.delete("/v1/runs/ends", headers=guarded.headers("b")).status_code == 204
+    assert idle() == set(), "a deleted run rings nobody"
 
 
 def test_a_service_counts_its_requests(guarded: Guarded) -> None:

@@ -177,9 +177,14 @@ def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> "Run
         return check_run(resolved.config, resume=command.resume is not None, dry=dry)
 
 
+_NOT_SAVED = ("CUDA_VISIBLE_DEVICES", "SOLRL_TOKEN_PATH", "HF_TOKEN_PATH")
+"""Variables of the environment that a run needs again: its folder has none of them."""
+
+
 def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
+    variables = [f"{name}={shlex.quote(os.environ[name])}" for name in _NOT_SAVED if os.environ.get(name)]
     program = ["solrl-train"] if rank_info.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
-    return f"continue with: {' '.join(program)} {shlex.join(['run', '--resume', str(config.output)])}"
+    return f"continue with: {' '.join([*variables, *program])} {shlex.join(['run', '--resume', str(config.output)])}"
 
 
 def _resolve(command: Run) -> "Resolved":

@@ -37,7 +37,7 @@ async def list_runs(service: ServiceDep, caller: CallerDep) -> RunList:
 async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Delete a run's adapters. Work already accepted under them is finished."""
     await service.store.delete(caller.tenant, run)
-    service.metrics.adapter_served(caller.tenant, run, None, None)
+    service.metrics.run_deleted(caller.tenant, run)
 
 
 @router.put(

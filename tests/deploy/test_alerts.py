@@ -1,0 +1,44 @@
+"""The rules of deploy/alerts.yml ring when they should: by Prometheus' own test of rules."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.docs.fences import ROOT
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("promtool"), reason="no promtool here: Debian's package prometheus has it"
+)
+
+
+@pytest.mark.parametrize(
+    ("alert", "series", "values", "rings"),
+    [
+        ("SolrlGone", 'up{job="solrl"}', "1+0x10 0+0x7", False),
+        ("SolrlGone", 'up{job="solrl"}', "1+0x10 0+0x8", True),
+        ("SolrlWorkerFlaps", 'solrl_worker_restarts_total{worker="cuda:0"}', "0+0x30 1+0x60 2+0x60", False),
+        ("SolrlWorkerFlaps", 'solrl_worker_restarts_total{worker="cuda:0"}', "0+0x300 1+0x60 2+0x60", False),
+        ("SolrlWorkerFlaps", 'solrl_worker_restarts_total{worker="cuda:0"}', "0+0x30 1+0x60 2+0x60 3+0x2", True),
+        ("SolrlTrainersSilent", 'solrl_run_idle_seconds{tenant="alice",run="first"}', "0+15x240", False),
+        ("SolrlTrainersSilent", 'solrl_run_idle_seconds{tenant="alice",run="first"}', "0+15x241", True),
+        ("SolrlTrainersSilent", 'solrl_run_idle_seconds{tenant="alice",run="first"}', "0+15x1440", False),
+    ],
+)
+def test_an_alert_rings_in_time(alert: str, series: str, values: str, rings: bool, tmp_path: Path) -> None:
+    """`values` in promtool's notation, one every 15 s; the alert's state is that at the last one."""
+    last = sum(int(part.partition("x")[2]) + 1 for part in values.split()) - 1
+    asked = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    wanted = [{"labels": "{}", "value": int(rings)}]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": series, "values": values}],
+        "promql_expr_test": [
+            {"expr": f"count({asked}) or vector(0)", "eval_time": f"{15 * last}s", "exp_samples": wanted}
+        ],
+    }
+    file, rules = tmp_path / "test.yml", str(ROOT / "deploy/alerts.yml")
+    file.write_text(json.dumps({"rule_files": [rules], "evaluation_interval": "15s", "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
