@@ -7,15 +7,11 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demo-shapes unit test test-gpu check docs release-check faults load install clean
+.PHONY: demo unit test test-gpu check docs release-check faults load install clean
 
 # A miniature learns to spell; RapidOCR reads its words. About a minute on two idle cores, after installation.
 demo: $(VENV)/.installed-ocr
 	$(VENV)/bin/solrl-train demo
-
-# Another draws shapes.
-demo-shapes: $(VENV)/.installed
-	$(VENV)/bin/solrl-train demo --world shapes --output runs/demo-shapes
 
 # The product's tests. `TESTS=benchmarks/tests` are those of the figures, `TESTS=` all.
 TESTS ?= tests

@@ -1,7 +1,6 @@
-"""Figures of demos: `python benchmarks/demo_figures.py [--world WORLD] [--seeds N …] [--note TEXT]`.
+"""Figures of the demo: `python benchmarks/demo_figures.py [--seeds N …] [--note TEXT]`.
 
-Runs `solrl-train demo` with each seed, one after the other, on Linux. Writes benchmarks/results/demo.{json,md}, or
-demo_shapes.{json,md} with `--world shapes`.
+Runs `solrl-train demo` with each seed, one after the other, on Linux. Writes benchmarks/results/demo.{json,md}.
 """
 
 import json
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_trainer.commands.demo import WORLDS, World
+from solrl_trainer.commands.demo import PRESET, SETTINGS
 from solrl_trainer.commands.demo_words import HANDICAP, by_tesseract
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.run_folder.figures import (
@@ -33,37 +32,28 @@ from solrl_trainer.run_folder.figures import (
 )
 from solrl_trainer.run_folder.folder import saved_settings
 from solrl_trainer.run_folder.metrics_file import read_metrics
-from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from support.results import Results, Row, options, table
 
-RESULTS = {"words": "demo", "shapes": "demo_shapes"}
-"""World of a demo → name of its results."""
 FIRST = 16
 """Words that the grid shows."""
-PLAN = """Exploration takes four steps fitted to the model, by the
-[plan](../../minis/solrl_minis/weights/mini-sana/plan.json) of `python benchmarks/demo_plan.py`."""
+PHASES = ("explore", "wait", "regenerate", "train", "push", "evaluate", "total")
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--world", choices=tuple(WORLDS), default="words", help="of the demos (default: words)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 42], help="of the demos (default: 1 2 42)")
     parser.add_argument("--note", default="", help="a sentence about the machine at that time, such as its other work")
     args = parser.parse_args()
-    results = Results(RESULTS[args.world], args.out, page)
+    results = Results("demo", args.out, page)
     if args.render:
         return results.show()
     rows = []
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "run"
-            used = measured(
-                ["solrl_trainer", "demo", "--world", args.world, "--seed", str(seed), "--output", str(output)]
-            )
-            rows.append(row(output, WORLDS[args.world]) | {"used": used})
-    world = WORLDS[args.world]
-    about = {"world": args.world, "processor": processor(), "note": args.note, "settings": world.settings}
-    results.found = {**about, "plan": PLAN if world.plan else "", "runs": rows}
+            used = measured(["solrl_trainer", "demo", "--seed", str(seed), "--output", str(output)])
+            rows.append(row(output) | {"used": used})
+    results.found = {"processor": processor(), "note": args.note, "settings": SETTINGS, "runs": rows}
     results.write()
     return results.show()
 
@@ -99,20 +89,16 @@ def memory(process: int) -> int:
     return 0
 
 
-def row(folder: Path, world: World) -> Row:
-    """Figures of a finished run of a world's demo; of words also what each engine reads right.
-
-    Tesseract's are missing where it is not installed.
-    """
+def row(folder: Path) -> Row:
+    """Figures of a finished demo; Tesseract's are missing where it is not installed."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     last = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"][-1]
-    figures = {name: result[name] for name in ("iterations", "images", "rewards", "spearman", "seconds")}
-    if world is WORLDS["words"]:
-        gallery = load_gallery(folder)
-        marks = gallery.verdicts.marks if gallery.verdicts else ()
-        figures["first"] = sum(after for _, after in marks[:FIRST])
-        if (shares := by_tesseract(gallery)) is not None:
-            figures["tesseract"] = dict(zip(("before", "after"), shares, strict=True))
+    figures = {name: result[name] for name in ("iterations", "images", "rewards", "seconds")}
+    gallery = load_gallery(folder)
+    marks = gallery.verdicts.marks if gallery.verdicts else ()
+    figures["first"] = sum(after for _, after in marks[:FIRST])
+    if (shares := by_tesseract(gallery)) is not None:
+        figures["tesseract"] = dict(zip(("before", "after"), shares, strict=True))
     seed = saved_settings(folder).seed
     return {"seed": seed, "explored_in": f"{last['precision'].upper()} ({last['numerics']})", **figures}
 
@@ -134,16 +120,14 @@ def processor() -> str:
 def page(result: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = result["runs"]
     where = {one["explored_in"] for one in rows}
-    world, shapes = WORLDS[result["world"]], result["world"] == "shapes"
-    option, seeds = " --world shapes" * shapes, ", ".join(str(one["seed"]) for one in rows)
+    seeds = ", ".join(str(one["seed"]) for one in rows)
     settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])
     lines = [
-        "# The demo of shapes" if shapes else "# The demo",
+        "# The demo",
         "",
-        f"`solrl-train demo{option}` with the seeds {seeds}, one run each, by",
-        f"`python benchmarks/demo_figures.py{option}`. {rows[0]['iterations']} iterations of `{world.preset}` with",
+        f"`solrl-train demo` with the seeds {seeds}, one run each, by",
+        f"`python benchmarks/demo_figures.py`. {rows[0]['iterations']} iterations of `{PRESET}` with",
         f"{settings}; explored in {' and '.join(sorted(where))}.",
-        *([result["plan"]] if result["plan"] else []),
         f"Means over {rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights;",
         "gains with their 95 % interval over prompts.",
         "",
@@ -151,24 +135,20 @@ def page(result: Mapping[str, Any]) -> str:
         "Gains differ between kinds of processor, by the rounding of BF16.",
         *([result["note"]] if result["note"] else []),
         "",
-        *([*STRICT_ACCURACY, "", *PREPARED_FOR_NVFP4, ""] if shapes else [HANDICAP, ""]),
+        HANDICAP,
+        "",
         *table(("reward", "seed", "before", "after", "gain"), _gains(rows)),
-    ]
-    if all("first" in one for one in rows):
-        lines += [
-            "",
-            f"Of the first {FIRST}, RapidOCR reads {', '.join(str(one['first']) for one in rows)} right at the end.",
-        ]
-    if all("used" in one for one in rows):
-        headings = ("seed", "from start to end", "CPU seconds", "memory, at most")
-        lines += ["", "The whole demo, with its service and Redis.", "", *table(headings, map(_used, rows))]
-    phases = ("explore", "wait", "regenerate", "train", "push", "evaluate", "total")
-    lines += [
+        "",
+        f"Of the first {FIRST}, RapidOCR reads {', '.join(str(one['first']) for one in rows)} right at the end.",
+        "",
+        "The whole demo, with its service and Redis.",
+        "",
+        *table(("seed", "from start to end", "CPU seconds", "memory, at most"), map(_used, rows)),
         "",
         "Time in the trainer, without the start of the service. Exploration is partly in parallel with other phases;",
         "wait is the part that the trainer waited for it.",
         "",
-        *table(("seed", *phases, *["Spearman of proxy against BF16"] * shapes), (_times(one, phases) for one in rows)),
+        *table(("seed", *PHASES), map(_times, rows)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -195,9 +175,8 @@ def _used(one: Row) -> Sequence[str]:
     return one["seed"], duration_text(used["seconds"]), f"{used['cpu_seconds']:.0f}", f"{used['gigabytes']:.2f} GB"
 
 
-def _times(one: Row, phases: Sequence[str]) -> Sequence[str]:
-    seconds = (duration_text(one["seconds"].get(phase, 0.0)) for phase in phases)
-    return one["seed"], *seconds, *([] if one["spearman"] is None else [f"{one['spearman']:.3f}"])
+def _times(one: Row) -> Sequence[str]:
+    return one["seed"], *(duration_text(one["seconds"].get(phase, 0.0)) for phase in PHASES)
 
 
 if __name__ == "__main__":

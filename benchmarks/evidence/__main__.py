@@ -17,7 +17,6 @@ from evidence.claims import FILTERS, figures
 from evidence.pictures import PICTURES
 from paper import published
 from paper.figures import templates
-from solrl_trainer.commands.demo import WORLDS
 from solrl_trainer.commands.demo_words import HANDICAP
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +55,6 @@ def pages(results: Path) -> dict[Path, str]:
     named = {
         "read": own,
         "handicap": HANDICAP,
-        "demos": WORLDS,
         "published": published,
         "programme": paper["programme"],
         **paper["tables"],

@@ -51,11 +51,6 @@ def span(values: Iterable[float], digits: int = 2) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def points(shares: Iterable[float], digits: int = 1) -> str:
-    """The smallest and the largest of some shares, in percentage points."""
-    return span((100 * share for share in shares), digits)
-
-
 def series(values: Iterable[float | str], digits: int = 2) -> str:
     """Some values, one after the other."""
     *first, last = (value if isinstance(value, str) else f"{value:.{digits}f}" for value in values)
@@ -139,7 +134,6 @@ FILTERS = (
     titled,
     unlike,
     span,
-    points,
     signed,
     plain,
     share,

@@ -18,7 +18,7 @@ from solrl_proto.problems import ProblemError
 from solrl_remote import vlm_judge
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
-from solrl_trainer.commands.demo import WORDS
+from solrl_trainer.commands import demo
 from solrl_trainer.settings.presets import resolve
 from tests.docs.command_checks import parsed
 from tests.docs.fences import blocks, commands
@@ -51,11 +51,11 @@ def test_the_file_follows_the_compose_specification() -> None:
 def test_plain_up_starts_redis_and_a_service_of_a_miniature() -> None:
     assert {name for name, body in SERVICES.items() if "profiles" not in body} == {"redis", "rollout"}
     environment = SERVICES["rollout"]["environment"]
-    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == (WORDS.model, WORDS.reward)
+    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == (demo.MODEL, demo.REWARD)
     assert SERVICES["rollout"]["runtime"] == "runc"
     build = SERVICES["rollout"]["build"]["args"]
     assert build["TORCH_INDEX"].endswith("/cpu")
-    assert build["EXTRAS"] == WORDS.reward
+    assert build["EXTRAS"] == demo.REWARD
     for secret in DOCUMENT["secrets"].values():
         assert (ROOT / secret["file"]).is_file(), "so that nothing has to be made before"
 
@@ -294,6 +294,6 @@ def test_a_trainer_trains_as_readme_s_command_for_its_preset_does() -> None:
 def test_the_demo_is_the_one_of_the_command_line() -> None:
     command = parsed(["solrl-train", *SERVICES["demo"]["command"]])
     other = parsed(["solrl-train", "demo"])
-    assert command.set == WORDS.settings
+    assert command.set == demo.SETTINGS
     assert SERVICES["demo"]["build"]["args"] == SERVICES["rollout"]["build"]["args"]
-    assert (command.preset, command.seed) == (WORDS.preset, other.seed)
+    assert (command.preset, command.seed) == (demo.PRESET, other.seed)

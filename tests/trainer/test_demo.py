@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from solrl_trainer.commands.cli import main
-from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config
-from solrl_trainer.settings.presets import ConfigError
+from solrl_trainer.commands.demo import demo_config
 from tests.support.programs import Program, command
 from tests.support.typed import refused
 
@@ -101,18 +100,8 @@ def test_without_its_packages_the_demo_says_how_to_install_them(
     assert "pip install 'solrl[ocr]'" in refused(main, "demo", "--output", str(tmp_path / "run"))
 
 
-def test_a_change_that_the_shipped_plan_excludes_names_its_cures() -> None:
-    fitted, bound = "explore.fitted=null", "explore.calibrated_for=null"
-    for changed, cures in (("explore.steps=6", [fitted]), ("guidance=2", [fitted, bound])):
-        with pytest.raises(ConfigError) as raised:
-            demo_config(SHAPES, [changed])
-        assert all(cure in str(raised.value) for cure in cures)
-        assert len(str(raised.value)) < 300
-        demo_config(SHAPES, [changed, *cures])
-
-
 def test_the_words_are_explored_by_a_service_and_evaluated_after_each_iteration() -> None:
-    config = demo_config(WORDS)
+    config = demo_config()
     assert config.uses_service
     assert (config.model, config.weights, config.explore.precision) == ("mini-text", {"ocr": 1.0}, "auto")
     assert (config.evaluate.every, config.curve_prompts, config.evaluate.prompts) == (1, 16, 128)

@@ -75,7 +75,7 @@ def _dispatch(command: Command) -> int:
             from solrl_trainer.commands.demo import demo
 
             with unwinding(signal.SIGINT, signal.SIGTERM):
-                demo(command.output, world=command.world, seed=command.seed, overrides=command.set)
+                demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
             _evaluate(command, rank_info)
         case Export():

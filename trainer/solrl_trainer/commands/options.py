@@ -59,13 +59,10 @@ class Run:
 
 @dataclass
 class Demo:
-    """Start a rollout service with a miniature model, train against it, and show the result."""
+    """Start a rollout service with a miniature model, teach it to spell, and show the result; needs solrl[ocr]."""
 
     output: Path = Path("runs/demo")
     """Folder of the run. One with a run is refused."""
-    world: Literal["words", "shapes"] = "words"
-    """words: the miniature learns to spell, in about a minute on two idle cores; needs solrl[ocr].
-    shapes: it draws shapes, explored in emulated NVFP4, in two minutes."""
     seed: int = 42
     """Seed of the run."""
     set: Overrides = ()
