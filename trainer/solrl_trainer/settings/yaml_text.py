@@ -10,6 +10,7 @@ import yaml
 
 LONGEST = 2**20
 """Bytes of a file, and characters of a text. A fitted plan takes some kilobytes."""
+_DEEPEST = 32
 _TAGS = "tag:yaml.org,2002:"
 
 _SCALARS = {
@@ -63,10 +64,8 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         return None if root is None else _value(root, "", lines, set()), lines
     except yaml.MarkedYAMLError as error:
         raise _at(error.problem_mark, error.problem or "cannot be read") from error
-    except (yaml.YAMLError, UnicodeEncodeError) as error:
+    except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
         raise YamlError(" ".join(str(error).split())) from error
-    except RecursionError as error:
-        raise YamlError("got too many values inside each other") from error
 
 
 def dump_yaml(value: Any, *, flow: bool = False) -> str:
@@ -85,6 +84,8 @@ def _value(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int]) 
     if id(node) in seen:
         raise _at(node.start_mark, "got an alias of this value; expected the value itself, written out again")
     seen.add(id(node))
+    if prefix.count(".") > _DEEPEST:
+        raise _at(node.start_mark, f"expected at most {_DEEPEST} values inside each other")
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, f"{prefix}{index}.", lines, seen) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
