@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
+from solrl_trainer.records.reward_shares import log_shares, reward_shares
 
 FLAT = torch.zeros(2, 4)
 ROUNDED = torch.full((2, 4), 27.3).index_fill(1, torch.tensor(0), 27.300001)
@@ -55,27 +55,3 @@ def test_small_shares_are_said(shares: dict[str, float], said: list[str], notes:
     log_shares(shares)
     assert len(notes) == len(said)
     assert all(note.startswith(start) for note, start in zip(notes, said, strict=True))
-
-
-SPREAD = [[0.2, 0.24, 0.3, 0.34], [0.21, 0.22, 0.31, 0.26]]
-
-
-@pytest.mark.parametrize(
-    ("last", "said"),
-    [
-        (SPREAD[1], None),
-        ([0.21, 0.22, 0.31, 0.0], None),
-        ([0.21, 0.22, 0.31, -20000.0], "iteration 3: one sample of prompt 'b', with the score -20000, makes 100 % of"),
-        ([0.21, 0.22, 0.31, 1.5], "iteration 3: one sample of prompt 'b', with the score 1.5, makes 98.64 % of"),
-    ],
-    ids=["none", "a small one", "an outlier", "another"],
-)
-def test_an_outlier_is_named(last: list[float], said: str | None, notes: list[str]) -> None:
-    log_outlier(3, ["a", "b"], torch.tensor([SPREAD[0], last]))
-    assert len(notes) == (said is not None)
-    assert said is None or notes[0].startswith(said)
-
-
-def test_the_only_sample_that_differs_is_no_outlier(notes: list[str]) -> None:
-    log_outlier(0, ["a", "b"], torch.tensor([[0.0] * 4, [0, 0, 0, 1.0]]))
-    assert notes == []

@@ -31,7 +31,7 @@ from solrl_trainer.ranks.communicator import Communicator, require_equal, wait_f
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import IterationRecord, share_without_spread, spread_of
-from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
+from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
 from solrl_trainer.records.trackers.run_trackers import Trackers
 from solrl_trainer.rollouts.exploration import IterationSamples
@@ -210,8 +210,6 @@ def train_step(session: Session, log: RunLog, iteration: int, samples: Iteration
     values = samples.scores
     if config.explore.source == "model":  # stored images have no rewards
         values = aggregated(config.algorithm, samples.rewards, weights_per_prompt(samples.prompts, config.rewards))
-    if config.algorithm.global_std and session.updater.algorithm.compares:
-        log_outlier(iteration, [prompt.id for prompt in samples.prompts], values)
     with log.phase(iteration, "train"):
         total, algorithm = samples.scores.numel(), session.updater.algorithm
         update = session.updater.update(

@@ -1,18 +1,16 @@
-"""Shares of the spread of the trained score: each reward's, by which a run optimises it or not, and a sample's."""
+"""Shares of the spread of the trained score: each reward's, by which a run optimises it or not."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from solrl_trainer.algorithms.algorithm import merge_group_ties, without_spread
+from solrl_trainer.algorithms.algorithm import merge_group_ties
 
 logger = logging.getLogger(__name__)
 
 SMALL = 0.05
 """A reward with a smaller share hardly moves the weighted sum."""
-LARGE = 0.9
-"""One sample with a larger share of an iteration's variance makes the advantages of all others three times smaller."""
 
 
 def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
@@ -38,29 +36,6 @@ def log_shares(shares: Mapping[str, float]) -> None:
                 f"reward {name!r} has less than {100 * SMALL:g} % of the spread of the weighted sum, so it is hardly "
                 "trained: give it a larger weight in rewards, or omit it"
             )
-
-
-def log_outlier(iteration: int, prompts: Sequence[str], values: torch.Tensor) -> None:
-    """Name a sample that makes nearly all the variance of an iteration, by whose root `global_std` divides.
-
-    Advantages are computed of the `values` [groups, kept]; `prompts` are ids, one for each group.
-    """
-    exact = values.double().flatten()
-    off = (exact - exact.mean()).square()
-    place = int(off.argmax())
-    group, row = divmod(place, values.shape[1])
-    others = values.clone()
-    others[group, row] = values[group, row - 1]
-    if len(exact) < 3 or without_spread(others).all():
-        return
-    # The variance without this sample is about the others' mean.
-    share = float(off[place] / off.sum()) * len(exact) / (len(exact) - 1)
-    if share > LARGE:
-        logger.warning(
-            f"iteration {iteration}: one sample of prompt {prompts[group]!r}, with the score {exact[place]:g}, makes "
-            f"{100 * share:.4g} % of the variance of all scores, so all other samples have small advantages: bound the "
-            "reward, or set algorithm.global_std=false"
-        )
 
 
 def shares_text(shares: Mapping[str, float]) -> str:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from statistics import median
 from typing import Any
 
 from solrl_client.retries import Wait
@@ -12,11 +13,9 @@ from solrl_core.families import Backbone
 from solrl_proto.rollouts import RewardSpec
 
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
-from solrl_trainer.records.slow_rewards import SlowRewardAlarm
 from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.records.trackers.run_trackers import Trackers
 from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
@@ -29,6 +28,12 @@ from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
+
+WINDOW = 5
+"""Iterations whose median gradient norm is compared: one batch of prompts may be easy."""
+MOST_GROWTH = 10
+"""Growth of the gradient norm since the first window. In benchmarks/results/paper/finished.tar.gz, all 24 runs of 250
+iterations exceed it, 22 before their best evaluation or at it, and 24 of the 452 shorter runs."""
 
 
 class RunLog:
@@ -45,15 +50,13 @@ class RunLog:
         reporter: RichReporter | None = None,
         status: StatusReporter | None = None,
         trackers: Trackers | None = None,
-        steps: int = 1,
     ) -> None:
-        """`steps`: optimiser steps per iteration."""
         self._metrics = metrics
         self._trackers = trackers
         self._reporter = reporter
         self._status = status
-        self._collapse = CollapseAlarm(steps)
-        self._slow_reward = SlowRewardAlarm()
+        self._gradients: list[float] = []
+        self._warned = False
         self._started = time.perf_counter()
         self._iteration: dict[str, float] = {}
         self._run: dict[str, float] = {}
@@ -80,7 +83,7 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
-            self._watch_collapse()
+            self._gradients = [line["grad_norm"] for line in self._lines("iteration")]
             self.spearman = {line["version"]: line["spearman"] for line in self._lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version, self._metrics.lines())
@@ -89,14 +92,7 @@ class RunLog:
         """The run continues from `version` with these changes."""
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
-            self._watch_collapse()
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
-
-    def _watch_collapse(self) -> None:
-        """Compare with the iterations since rewards or prompts changed last."""
-        changes = ((line["version"], name) for line in self._lines("change") for name in line["changes"])
-        since = max((version for version, name in changes if name.startswith(("reward", "prompts"))), default=-1)
-        self._collapse.start([line for line in self._lines("iteration") if line["version"] > since])
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -138,11 +134,19 @@ class RunLog:
 
     def iteration_trained(self, record: IterationRecord) -> None:
         """An iteration is trained; its checkpoint and push follow."""
-        line = record.line()
-        self._log("iteration", **line)
+        self._log("iteration", **record.line())
         if self._metrics is not None:
-            self._collapse.iteration(line)
-            self._slow_reward.iteration(record)
+            self._gradients.append(record.update.grad_norm)
+            self._warn_of_collapse(record.version)
+
+    def _warn_of_collapse(self, version: int) -> None:
+        first, last = median(self._gradients[:WINDOW]), median(self._gradients[-WINDOW:])
+        if not self._warned and last > MOST_GROWTH * first > 0:
+            self._warned = True
+            logger.warning(
+                f"this run may be collapsing at version {version}: its gradient norm has grown from {first:.3g} to "
+                f"{last:.3g}. See docs/troubleshooting.md#a-run-that-may-be-collapsing"
+            )
 
     def iteration_finished(self, record: IterationRecord) -> None:
         """An iteration is pushed."""
@@ -242,7 +246,7 @@ def open_run_log(
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)
         metrics = MetricsFile(config.output / "metrics.jsonl")
-        log = RunLog(metrics, reporter, status, trackers, config.optimizer.updates)
+        log = RunLog(metrics, reporter, status, trackers)
         yield log
 
 
