@@ -19,14 +19,14 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.sampling.generator import Generator
 
-GPUS = {
-    "24 GB (L4, RTX 4090)": 24,
-    "48 GB (L40S)": 48,
-    "80 GB (A100, H100)": 80,
-    "141 GB (H200)": 141,
-    "192 GB (B200)": 192,
+GPUS: Mapping[float, tuple[str, float]] = {
+    24: ("RTX 4090", 23.6),
+    48: ("L40S", 44.4),
+    80: ("A100, H100", 79.1),
+    141: ("H200", 139.7),
+    192: ("B200", 178.3),
 }
-"""Common GPU sizes, in vendors' gigabytes (10⁹ bytes)."""
+"""Common GPUs: GB in their names → who has them, and the GiB that CUDA reports there; error messages quote these."""
 RESERVED = 2 * 2**30
 """Bytes reserved for CUDA's context, its libraries' workspaces and fragmentation."""
 _GRANULE = 512
@@ -81,6 +81,11 @@ def memory_table(title: str, *sections: Mapping[str, int]) -> Table:
             table.add_row(use, bytes_text(size))
         table.add_section()
     return table
+
+
+def gpu_bytes(gigabytes: float) -> int:
+    """Bytes that CUDA reports on a GPU with so many GB; of a size that `GPUS` lacks, 10⁹ per GB."""
+    return int(GPUS[gigabytes][1] * 2**30 if gigabytes in GPUS else gigabytes * 1e9)
 
 
 def bytes_text(size: int) -> str:

@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, bytes_text, memory_table, plan_memory
+from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, bytes_text, gpu_bytes, memory_table, plan_memory
 from solrl_core.model_options import size_text
 
 from solrl_rollout.options import ServingMemory
@@ -49,7 +49,7 @@ def _table(planned: MemoryPlan, title: str) -> Table:
 def _limits(planned: MemoryPlan) -> Table:
     table = Table("GPU", "largest batch")
     table.columns[1].justify = "right"
-    for name, size in GPUS.items():
-        most = planned.largest_batch(size * 10**9 - RESERVED)
-        table.add_row(name, str(most) if most else "does not fit")
+    for size, (names, _) in GPUS.items():
+        most = planned.largest_batch(gpu_bytes(size) - RESERVED)
+        table.add_row(f"{size:g} GB ({names})", str(most) if most else "does not fit")
     return table

@@ -241,7 +241,7 @@ def test_the_command_prints_what_fits() -> None:
     for words in ("frozen base", "text encoder", "reward clipscore", "BF16 generator, merged", "largest phase"):
         assert words in text
     assert "local explorer's" in text
-    assert "On a GPU of 24 GB the run fits" in text
+    assert "On a GPU of 23.60 GiB the run fits" in text
     assert "0 of 5 blocks recompute" in text
     assert "not counted: verifier, verifier_graded" in text
     assert " 0.0" not in text
@@ -251,7 +251,7 @@ def test_the_command_prints_what_fits() -> None:
 def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     served = ("--set", SERVED)
     done = typed(main, "memory", *served, "--set", "optimizer.activation_checkpointing=2", "--gpu", "1", COLUMNS="200")
-    assert "On a GPU of 1 GB the run does not fit" in done.stdout
+    assert "On a GPU of 953.67 MiB the run does not fit" in done.stdout
     assert "2 of 5 blocks recompute, as optimizer.activation_checkpointing sets" in done.stdout
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
@@ -261,7 +261,7 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
 def test_the_command_plans_each_of_several_gpus() -> None:
     words = ("--set", "optimizer.shard_base=true", "--set", "optimizer.encoders=cpu", "--gpu", "24", "--gpus", "4")
     done = accepted(main, "memory", *words, COLUMNS="200")
-    assert "On 4 GPUs of 24 GB the run fits" in done.stdout
+    assert "On 4 GPUs of 23.60 GiB the run fits" in done.stdout
     for words in (
         "frozen base, this rank's part",
         "BF16 generator, merged, this rank's part",
@@ -283,7 +283,7 @@ def test_the_command_names_a_micro_batch_that_fits() -> None:
     assert "the run does not fit" in done.stdout
     found = re.search(r"It fits with optimizer.batch=(\d+)\.", done.stdout)
     again = ("--set", f"optimizer.batch={found[1]}", *words[2:])
-    assert "On a GPU of 6 GB the run fits" in typed(main, "memory", *again, COLUMNS="200").stdout
+    assert "On a GPU of 5.59 GiB the run fits" in typed(main, "memory", *again, COLUMNS="200").stdout
 
 
 def low_precision(name: str) -> PipelineBackbone:

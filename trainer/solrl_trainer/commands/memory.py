@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory_plan import GPUS, RESERVED, bytes_text, memory_table
+from solrl_core.memory_plan import GPUS, RESERVED, bytes_text, gpu_bytes, memory_table
 from solrl_core.model_options import size_text
 from solrl_core.precision.support import fastest_precision
 from solrl_proto.identifiers import Precision
@@ -36,7 +36,7 @@ _TRAINING = {
 
 
 def plan(config: RunConfig, *, gpu: float | None, gpus: int) -> None:
-    """Print the plan of `gpus` GPUs, each with one rank and `gpu` · 10⁹ bytes; None: those of this machine's GPU.
+    """Print the plan of `gpus` GPUs, each with one rank and `gpu` GB (see `gpu_bytes`); None: this machine's GPU.
 
     An unknown model or reward is a ValueError, a model whose configurations cannot be read an OSError.
     """
@@ -66,8 +66,8 @@ def _gpu(gigabytes: float | None) -> tuple[int, Precision]:
     if torch.cuda.is_available():
         device = torch.device("cuda")
         installed = torch.cuda.get_device_properties(device).total_memory
-        return int(installed if gigabytes is None else gigabytes * 1e9), fastest_precision(device)
-    return int((_ASSUMED_GB if gigabytes is None else gigabytes) * 1e9), _ASSUMED_PRECISION
+        return installed if gigabytes is None else gpu_bytes(gigabytes), fastest_precision(device)
+    return gpu_bytes(gigabytes or _ASSUMED_GB), _ASSUMED_PRECISION
 
 
 def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
@@ -109,7 +109,7 @@ def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> s
     )
     if planned.settings.checkpointed is None and free < 0:
         set_by = "all of them" if layout.checkpointed == blocks else "as training allows"
-    on = f"a GPU of {gpu / 1e9:g} GB" if gpus == 1 else f"{gpus} GPUs of {gpu / 1e9:g} GB"
+    on = f"a GPU of {bytes_text(gpu)}" if gpus == 1 else f"{gpus} GPUs of {bytes_text(gpu)}"
     return f"On {on} the run {fits}. {layout.checkpointed} of {blocks} blocks recompute, {set_by}."
 
 
@@ -149,8 +149,8 @@ def _common_gpus(planned: RunMemory) -> Table:
     table = Table("GPU", "blocks that recompute", "text encoders", "total")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, gigabytes in GPUS.items():
-        gpu = gigabytes * 10**9
+    for gigabytes, (names, _) in GPUS.items():
+        name, gpu = f"{gigabytes:g} GB ({names})", gpu_bytes(gigabytes)
         layout = planned.layout(gpu)
         total = bytes_text(planned.total(layout))
         if not planned.fits(layout, gpu):

@@ -146,7 +146,7 @@ class Memory(SettingsCommand):
     """Plan a run's memory on a GPU from its settings and the model's configurations; no weights are needed."""
 
     gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
-    """Memory of the GPU, 10⁹ bytes each as vendors count."""
+    """Memory in the GPU's name. 24, 48, 80, 141 and 192 are what CUDA reports there, others 10⁹ bytes per GB."""
     gpus: int = 1
     """Number of GPUs that train the run together; each is planned."""
 
