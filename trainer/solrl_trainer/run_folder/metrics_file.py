@@ -2,11 +2,10 @@
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from solrl_trainer.run_folder.output_files import replace_file, writing
 
@@ -53,7 +52,8 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a metrics file, except an incomplete last line after a crash, or zeros in its place after a power cut.
 
-    A ValueError names the file and a damaged line; an OSError says why the file cannot be read.
+    A ValueError names the file and a damaged line, also later, when a reader asks a line for a field that it lacks; an
+    OSError says why the file cannot be read.
     """
     # Decoded line by line: a damaged byte must not hide in which line it is.
     *complete, last = path.read_bytes().split(b"\n")
@@ -63,93 +63,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-Numbers = dict[str, float]
+class _Line(dict[str, Any]):
+    def __init__(self, line: Mapping[str, Any], fault: str) -> None:
+        super().__init__(line)
+        self._fault = fault
 
-
-class _Line(BaseModel):
-    """A line, with the fields that its readers rely on."""
-
-    model_config = ConfigDict(strict=True)
-    event: str
-    version: int
-
-
-class _Scoring(BaseModel):
-    model_config = ConfigDict(strict=True)
-    of: str
-    by: str
-    reward: str
-    seconds: float
-    server: str | None = None
-
-
-class _Iteration(_Line):
-    precision: str
-    numerics: str
-    digest: str
-    proxy_mean: float
-    reward_mean: float
-    reward_best: float
-    reward_worst: float
-    loss: float
-    grad_norm: float
-    grad_norm_max: float
-    seconds: Numbers
-    scoring: list[_Scoring]
-    shares: Numbers = {}
-    gap: Numbers = Field({}, alias="objective/gap")
-
-
-class _Push(_Line):
-    seconds: Numbers
-
-
-class _Evaluation(_Line):
-    rewards: Numbers
-    low: Numbers = {}
-    high: Numbers = {}
-
-
-class _Fidelity(_Line):
-    spearman: float
-    kendall: float
-    top_rank: float
-    bottom_rank: float
-    perfect_top: float
-    perfect_bottom: float
-    best_share: float
-
-
-class _Change(_Line):
-    changes: dict[str, list[Any]]
-
-
-_KINDS: dict[str, type[_Line]] = {
-    "iteration": _Iteration,
-    "push": _Push,
-    "evaluation": _Evaluation,
-    "fidelity": _Fidelity,
-    "change": _Change,
-}
-"""Event → what its line has; others have an event and a version."""
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(self._fault)
 
 
 def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
-    reason = ""
-    try:
-        line: dict[str, Any] = json.loads(text)
-        _KINDS.get(_Line.model_validate(line).event, _Line).model_validate(line)
-        return line
-    except ValidationError as error:
-        fault = error.errors()[0]
-        if fault["loc"]:
-            reason = f" ({'.'.join(map(str, fault['loc']))}: {fault['msg']})"
-    except ValueError:  # neither JSON nor UTF-8
-        pass
-    raise ValueError(
-        f"{path}:{number}: got {text[:80].decode(errors='replace')!r}{reason}; expected a JSON object with an event, a "
-        "version and the event's fields. Restore the file, or delete this line, whose figures are then missing"
+    fault = (
+        f"{path}:{number}: got {text[:80].decode(errors='replace')!r}; expected a JSON object with an event, a version "
+        "and the event's fields. Restore the file, or delete this line, whose figures are then missing"
     )
+    with suppress(ValueError):  # neither JSON nor UTF-8
+        line = json.loads(text)
+        if isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("version"), int):
+            return _Line(line, fault)
+    raise ValueError(fault)
 
 
 def own_time(seconds: dict[str, float]) -> dict[str, float]:
