@@ -39,13 +39,6 @@ PROMPTS = tuple(
 """Prompts that every model of text to image understands, the miniatures too."""
 FLOOR = 0.6
 """Spearman correlation below which a precision is not trusted."""
-SHORTFALL = 0.1
-"""A precision is worse if its Spearman correlation is this far below BF16's by the same plan."""
-
-
-def worst_reward(correlations: Mapping[str, RankCorrelation]) -> str:
-    """The reward with the lowest rank correlation, among rewards that rank anything in the reference."""
-    return min(correlations, key=lambda name: (not correlations[name].groups, correlations[name].mean))
 
 
 def generator_at(backbone: PipelineBackbone, precision: str) -> Generator:
@@ -92,8 +85,13 @@ class Measured:
 
     @property
     def lowest(self) -> RankCorrelation:
-        """The rank correlation of the reward that suffers most."""
-        return self.spearman[worst_reward(self.spearman)]
+        """The rank correlation of the reward that suffers most, among rewards that rank anything in the reference."""
+        return min(self.spearman.values(), key=lambda one: (not one.groups, one.mean))
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it may rank well enough: its interval reaches `FLOOR`."""
+        return self.lowest.high >= FLOOR
 
 
 @dataclass
@@ -132,7 +130,7 @@ class PrecisionCheck:
         return made
 
     def measure(self, precision: Precision) -> Measured:
-        """Compare a precision with the reference. Layers that `backbone.kept` names stay in BF16.
+        """Compare a precision with the reference.
 
         Raises:
             ValueError: the model does not run at this precision.
@@ -148,10 +146,14 @@ class PrecisionCheck:
         ranked = {
             name: rank_fidelity(torch.stack(scores[name]), torch.stack(self.true[name]), keep=2) for name in scores
         }
+        correlated = {
+            name: [correlations(own, true)[0] for true, own in zip(self.true[name], scores[name], strict=True)]
+            for name in scores
+        }
         return Measured(
             precision=precision,
             numerics=generator.numerics,
-            spearman={name: RankCorrelation.over(found) for name, found in self._correlations(scores).items()},
+            spearman={name: RankCorrelation.over(found) for name, found in correlated.items()},
             best={name: fidelity.top_rank for name, fidelity in ranked.items()},
             worst={name: fidelity.bottom_rank for name, fidelity in ranked.items()},
             latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),
@@ -160,20 +162,8 @@ class PrecisionCheck:
             step_seconds=seconds / (len(self.prompts) * self.candidates * self.plan.steps),
         )
 
-    def latent_error(self, precision: Precision, candidates: int = 4) -> float:
-        """`Measured.latent_error` of the first prompt's first candidates alone."""
-        count = min(candidates, self.candidates)
-        made = self._group(self._generator(precision), self.plan, self.prompts[0], count)
-        return _relative(_finite(made.latents), self._planned[0].latents[:count])
-
     def _generator(self, precision: Precision) -> Generator:
         return self._exact if precision == "bf16" else generator_at(self.backbone, precision)
-
-    def _correlations(self, scores: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
-        return {
-            name: [correlations(own, true)[0] for true, own in zip(self.true[name], scores[name], strict=True)]
-            for name in scores
-        }
 
     def _made(self, generator: Generator, plan: Plan) -> list[GeneratorOutput]:
         return [self._group(generator, plan, prompt, self.candidates) for prompt in self.prompts]

@@ -1,9 +1,9 @@
-"""`solrl-rollout check`: does this model rank at this precision on this machine, and if not, which layers must stay?"""
+"""`solrl-rollout check`: does this model rank at this precision on this machine?"""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -14,15 +14,12 @@ from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.image_files import tiled
-from solrl_core.layer_list import Kept, write_layer_list
-from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.precision.support import supported_precisions
 from solrl_core.registry import FolderRegistry
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
-from solrl_engine.layer_search import KeptLayers, search_layers
-from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, Measured, PrecisionCheck
+from solrl_engine.precision_check import FLOOR, PROMPTS, Measured, PrecisionCheck
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.text_files import parse_json, read_lines
@@ -32,31 +29,11 @@ from solrl_rollout.options import Check
 
 _PROMPTS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
 _FEWEST_PROMPTS = 2
-_SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Result of a precision.
-
-    Attributes:
-        measured: with the family's own layers.
-        layers: layers whose return to BF16 restores it, if they were searched and found.
-        restored: the same with these layers in BF16.
-    """
-
-    measured: Measured
-    layers: KeptLayers | None = None
-    restored: Measured | None = None
-
-    @property
-    def ranks(self) -> bool:
-        """Whether it ranks well enough, with its layers if there are any."""
-        return (self.restored or self.measured).lowest.high >= FLOOR
+_SHOWN = 8
 
 
 def check(options: Check, prompts: Sequence[PromptItem]) -> int:
-    """Print how each precision ranks; with `out`, write check.json, layers.json and images into that folder.
+    """Print how each precision ranks; with `out`, write check.json and images into that folder.
 
     Args:
         options: the model and its options. Without precisions, all that the device computes natively are checked, and
@@ -64,7 +41,7 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
         prompts: at least two.
 
     Returns:
-        The exit status: 0 if all ranks can be trusted, 1 if not.
+        The exit status: 1 if a precision does not rank, otherwise 0.
 
     Raises:
         ValueError, OSError: something cannot be loaded, or a number is too small.
@@ -91,15 +68,17 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
     checked = {}
     for precision in options.precision or [one for one in supported_precisions(backbone.device) if one != "bf16"]:
         print(f"checking {precision}", file=sys.stderr)
-        checked[precision] = checked_precision(benchmark, precision, exact)
+        checked[precision] = benchmark.measure(precision)
     console.print(*_tables(model, exact, checked, candidates), sep="\n")
-    for precision, result in checked.items():
-        for line in _advice(model, precision, result, exact, out):
-            console.print(line, highlight=False)
+    failing = [precision for precision, measured in checked.items() if not measured.ranks]
+    if failing:
+        console.print(
+            f"{model} does not rank at {', '.join(failing)}: Spearman is below {FLOOR:g}. Use another precision."
+        )
     if out is not None:
         digest = module_digest(backbone.transformer, backbone.device)
         _write(out, digest, parity, exact, checked, benchmark)
-    return int(not all(result.ranks for result in checked.values()))
+    return int(bool(failing))
 
 
 def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
@@ -125,23 +104,6 @@ def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
     return [PromptItem(id=str(at), text=text) for at, text in enumerate(texts, 1)]
 
 
-def checked_precision(benchmark: PrecisionCheck, precision: Precision, exact: Measured) -> Checked:
-    """Measure a precision; where it falls short of BF16 by the same plan, search layers, and measure with them."""
-    measured = benchmark.measure(precision)
-    if measured.lowest.mean >= exact.lowest.mean - SHORTFALL:
-        return Checked(measured)
-    print(f"{precision} ranks worse than BF16; searching the layers that it needs in BF16", file=sys.stderr)
-    backbone, before = benchmark.backbone, benchmark.backbone.kept
-    layers = search_layers(backbone, precision, lambda: benchmark.latent_error(precision))
-    if layers is None:
-        return Checked(measured)
-    backbone.kept = {**before, precision: tuple(map(pattern_of, layers.names))}
-    try:
-        return Checked(measured, layers, benchmark.measure(precision))
-    finally:
-        backbone.kept = before
-
-
 def pipeline_difference(backbone: PipelineBackbone, prompt: PromptItem, steps: int) -> float:
     """Mean absolute difference of an image to that of the model's diffusers pipeline; pixels are in [0, 1]."""
     ours = Generator(backbone, "bf16").generate(prompt.text, [0], steps=steps).images
@@ -149,7 +111,7 @@ def pipeline_difference(backbone: PipelineBackbone, prompt: PromptItem, steps: i
     return float((ours.cpu().float() - theirs.cpu().float()).abs().mean())
 
 
-def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], candidates: int) -> list[Table]:
+def _tables(model: str, exact: Measured, checked: Mapping[Precision, Measured], candidates: int) -> list[Table]:
     """Ranks by precision and reward, and errors and speed by precision; each fits into 80 columns."""
     ranks = Table(
         title=f"{model}: ranks among {candidates}, 1 is the best in BF16 with all steps", title_justify="left"
@@ -159,12 +121,7 @@ def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], c
     errors = Table(title="Differences to BF16 with as many steps", title_justify="left")
     for name in ("precision", "latents", "images", "unusable", "× BF16's speed"):
         errors.add_column(name, justify="left" if name == "precision" else "right")
-    rows = [("bf16", exact)]
-    for precision, result in checked.items():
-        rows.append((precision, result.measured))
-        if result.restored is not None and result.layers is not None:
-            rows.append((f"{precision}, {len(result.layers.names)} in BF16", result.restored))
-    for name, measured in rows:
+    for name, measured in [("bf16", exact), *checked.items()]:
         # The time of an emulation is no measure of the emulated hardware.
         emulated = measured.numerics == "emulated" and measured is not exact
         speed = "emulated" if emulated else f"{exact.step_seconds / measured.step_seconds:.2f}"
@@ -176,30 +133,12 @@ def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], c
     return [ranks, errors]
 
 
-def _advice(model: str, precision: str, result: Checked, exact: Measured, out: Path | None) -> list[str]:
-    lowest = result.measured.lowest.mean
-    if result.layers is not None and result.restored is not None:
-        names = ", ".join(result.layers.names[:_SHOWN]) + (" …" if len(result.layers.names) > _SHOWN else "")
-        file = f"--layers {out / 'layers.json'}" if out else "--layers FILE, which --out writes"
-        return [
-            f"{precision}: Spearman {lowest:.2f}, and {result.restored.lowest.mean:.2f} with "
-            f"{len(result.layers.names)} layers in BF16 ({result.layers.share:.1%} of the FLOPs): {names}.",
-            f"Serve it with: solrl-rollout serve --model {model} --precision {precision} {file}",
-        ]
-    if lowest < exact.lowest.mean - SHORTFALL:
-        return [
-            f"{precision}: Spearman {lowest:.2f}, against {exact.lowest.mean:.2f} of BF16 by the same plan, and no few "
-            "layers restore it. Serve this model at another precision."
-        ]
-    return [f"{precision}: ranks as BF16 by the same plan does ({lowest:.2f}, {exact.lowest.mean:.2f})."]
-
-
 def _write(
     out: Path,
     digest: str,
     parity: float,
     exact: Measured,
-    checked: Mapping[Precision, Checked],
+    checked: Mapping[Precision, Measured],
     benchmark: PrecisionCheck,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
@@ -214,12 +153,9 @@ def _write(
         "precisions": {precision: asdict(one) | {"ranks": one.ranks} for precision, one in checked.items()},
     }
     (out / "check.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    layers: Kept = {precision: one.layers.names for precision, one in checked.items() if one.layers is not None}
-    if layers:
-        write_layer_list(out / "layers.json", digest, layers)
     for precision, images in benchmark.images.items():
         folder = out / precision
         folder.mkdir(exist_ok=True)
-        for seed, image in enumerate(as_pil(tiled(images[: 2 * _SHOWN].nan_to_num(0.0), columns=4))):
+        for seed, image in enumerate(as_pil(tiled(images[:_SHOWN].nan_to_num(0.0), columns=4))):
             image.save(folder / f"{seed}.png")
     print(f"results and images: {out}", file=sys.stderr)

@@ -49,7 +49,7 @@ class _Sized:
 
 @dataclass(frozen=True, kw_only=True)
 class Check(_Sized):
-    """Check that a model ranks candidates at a precision as in BF16, and find the layers that must stay in BF16."""
+    """Check that a model ranks candidates at a precision as in BF16."""
 
     model: tyro.conf.Positional[str]
     """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
@@ -74,7 +74,7 @@ class Check(_Sized):
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:1, for example."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
-    """Folder for check.json, layers.json and images of each precision side by side."""
+    """Folder for check.json and images of each precision side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)

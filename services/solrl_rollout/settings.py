@@ -109,9 +109,6 @@ class Hosting(BaseSettings):
     frames: Annotated[PositiveInt | None, FRAMES] = None
     """Frames of clips."""
 
-    layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
-    """Layers that stay in BF16, as a run's layers. The file must name every hosted model's weights."""
-
     rewards: Annotated[
         Listed,
         Field(min_length=1),
@@ -142,7 +139,7 @@ class RolloutSettings(HttpSettings, Hosting):
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "models": (
             *("model", "device", "gpus", "workers", "engine", "engine_options", "precision", "emulate"),
-            *("height", "width", "frames", "layers"),
+            *("height", "width", "frames"),
         ),
         "rewards": ("rewards", "reward_options", "reward_hosts"),
         "access": ACCESS,

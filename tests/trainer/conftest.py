@@ -30,7 +30,7 @@ def once(read: Callable[..., Any]) -> Callable[..., Any]:
 
     def found(where: Any, *given: Any, **more: Any) -> Any:
         folder = Path(locate(str(where)))
-        if not folder.is_dir() or more.get("layers"):
+        if not folder.is_dir():
             return read(where, *given, **more)
         files = ((file, file.stat()) for file in sorted(folder.rglob("*")))
         stamps = tuple((str(file), about.st_mtime_ns, about.st_size) for file, about in files)

@@ -8,8 +8,7 @@ import pytest
 import yaml
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
-from solrl_core.fingerprint import model_digest, module_digest, part_digests
-from solrl_core.layer_list import write_layer_list
+from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
@@ -162,9 +161,7 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
 ) -> None:
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 2)
     prompts_in(tmp_path, ["a red circle", "a blue square", "a green triangle"])
-    layers = tmp_path / "layers.json"
-    write_layer_list(layers, module_digest(load_backbone(small_model()).transformer), {"nvfp4": ()})
-    config = small("explore.precision=bf16", f"prompts={tmp_path}", f"layers={layers}")
+    config = small("explore.precision=bf16", f"prompts={tmp_path}")
     scored: list[str] = []
     scores = GroupSampler.scores
     monkeypatch.setattr(GroupSampler, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
@@ -178,8 +175,6 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
         calibrate(config, tmp_path, prompts=2, minimum=0, limits=limits)
     summary = calibrate(config, tmp_path, prompts=3, minimum=-1, limits=ONE_PLAN)
     assert summary["prompts"] == 3
-    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
 
 
 def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:

@@ -15,10 +15,7 @@ from solrl_proto.text_files import read_json
 from solrl_core.families.part_files import ModelFileError, components, missing_files, part_class, read_index, variant_of
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.families.single_file import parts_by_content, parts_in, parts_of_file
-from solrl_core.fingerprint import module_digest
-from solrl_core.layer_list import kept_layers
 from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions, read_options
-from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry, Registry
 
 FAMILIES: Registry[type[PipelineBackbone]] = Registry(
@@ -252,7 +249,6 @@ def load_backbone(
     dtype: torch.dtype | None = None,
     waiting: bool = False,
     transformer: torch.nn.Module | None = None,
-    layers: Path | None = None,
     size: ImageSize = MODELS_OWN,
 ) -> PipelineBackbone:
     """Load a model's pipeline and wrap it in its family.
@@ -267,11 +263,10 @@ def load_backbone(
         dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
         waiting: leave transformer and text encoders in host memory, for a caller that decides what the device holds.
         transformer: used as it is, on whichever device it is, instead of loading the model's own.
-        layers: file of layers that stay in BF16, see `layer_list`.
         size: size of images.
 
     Raises:
-        ValueError: unknown model or family, a layer list of another model, or a size that the model does not make.
+        ValueError: unknown model or family, or a size that the model does not make.
         OSError: files are missing, the hub cannot be reached, or access was not granted.
     """
     import diffusers
@@ -315,8 +310,4 @@ def load_backbone(
     name = file.stem.lower() if file else model if where != model else Path(model).name.lower()
     backbone = family(pipeline, name, read_options(str(folder)).sized(size))
     backbone.device = next(pipeline.vae.parameters()).device
-    if layers is not None:
-        digest = module_digest(backbone.transformer, backbone.device)
-        names_by_precision = kept_layers(layers, digest, name)
-        backbone.kept = {precision: tuple(map(pattern_of, names)) for precision, names in names_by_precision.items()}
     return backbone

@@ -4,9 +4,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -43,7 +41,6 @@ class PipelineBackbone(ABC):
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
         policy: layers to quantise at nvfp4.
         fp8_policy: layers to quantise at fp8.
-        kept: precision → patterns of layers that this model needs in BF16 beside its family's, see `layer_list`.
         blocks: names of the transformer's lists of blocks, in the order that they run in; the quantised share is
             relative to their FLOPs.
         one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
@@ -64,7 +61,6 @@ class PipelineBackbone(ABC):
     frame_step: int = 0
     lora_targets: str
     fp8_policy: LayerPolicy
-    kept: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     blocks: tuple[str, ...] = ("transformer_blocks",)
     one_length: bool = True
     quantize: tuple[str, ...]
@@ -162,9 +158,8 @@ class PipelineBackbone(ABC):
         return type(self)(kind(**parts, **pipeline_settings(kind, self._pipeline.config)), self.name, self.options)
 
     def policy_at(self, precision: str) -> LayerPolicy:
-        """Layer policy at "nvfp4" or "fp8", without the layers that are `kept` there."""
-        policy = self.fp8_policy if precision == "fp8" else self.policy
-        return replace(policy, keep=(*policy.keep, *self.kept.get(precision, ())))
+        """Layer policy at "nvfp4" or "fp8"."""
+        return self.fp8_policy if precision == "fp8" else self.policy
 
     def quantized_share(self, precision: str) -> float:
         """Share (0 to 1) of the blocks' linear FLOPs that are quantised at a precision."""

@@ -72,11 +72,6 @@ class LayerPolicy:
         return selected
 
 
-def pattern_of(name: str) -> str:
-    """Pattern that selects the layer of this dotted name alone."""
-    return f"^{re.escape(name)}$"
-
-
 def apply_policy(
     model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4", device: torch.device | None = None
 ) -> list[str]:

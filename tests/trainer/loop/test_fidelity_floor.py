@@ -4,10 +4,6 @@ from pathlib import Path
 
 import pytest
 from solrl_core.errors import FidelityError
-from solrl_core.families import load_backbone
-from solrl_core.fingerprint import module_digest
-from solrl_core.layer_list import write_layer_list
-from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.evaluation import held_out
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
@@ -51,22 +47,8 @@ def test_a_model_with_outliers_stops_before_it_trains(with_outliers: Path, tmp_p
     assert "stops before iteration 0" in said
     assert "at evaluate.fidelity_floor; got 'Spearman " in said
     assert "of nvfp4 at 4 steps against BF16 at 4'; expected 'at least 0.3'" in said
-    assert f"run `solrl-rollout check {with_outliers}`, and resume with another explore.precision, " in said
+    assert f"run `solrl-rollout check {with_outliers}`, and resume with another explore.precision or " in said
     assert not list((tmp_path / "checkpoints").glob("*"))
-
-
-@pytest.mark.release
-def test_a_layer_list_mends_it_and_is_bound_to_the_model(with_outliers: Path, tmp_path: Path) -> None:
-    file = tmp_path / "layers.json"
-    layers = tuple(f"{ATTENTION}.{name}" for name in ("to_out.0", "to_add_out"))
-    write_layer_list(file, module_digest(load_backbone(str(with_outliers)).transformer), {"nvfp4": layers})
-    result = train(config_of(with_outliers, tmp_path / "run", "iterations=1", f"layers={file}"), Watcher())
-    assert result.spearman[0] > 0.5
-    with pytest.raises(ValueError, match="mini-flux has sha256:"):
-        train(config_of("mini-flux", tmp_path / "other", f"layers={file}"), Watcher())
-    file.write_text("{}")
-    with pytest.raises(ValueError, match="expected a file of `solrl-rollout check`"):
-        check_run(config_of("mini-flux", tmp_path / "another", f"layers={file}"), resume=False)
 
 
 @pytest.mark.parametrize("recipe", ["sol_rl", pytest.param("naive_quant", marks=pytest.mark.release)])

@@ -91,7 +91,7 @@ def calibrate(
     plans(config, precisions, [], limits)  # refuses numbers of steps that no plan has, before the model is loaded
     logger.info(f"loading {config.model}")
     size = config.generate.size
-    backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers, size=size)
+    backbone = load_backbone(config.model, device=device, revision=config.revision, size=size)
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
     warn_of_long_prompts(backbone, {"training": measured_on})
     if few := few_prompts_text(prompts):
@@ -129,7 +129,7 @@ def calibrate(
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
         size = ImageSize(backbone.height, backbone.width, backbone.frames if backbone.frames > 1 else None)
-        write(folder, summary, chosen, binding, size, config.layers)
+        write(folder, summary, chosen, binding, size)
     return summary
 
 
@@ -200,11 +200,10 @@ def write(
     chosen: MeasuredPlan | None,
     binding: ModelBinding,
     size: ImageSize,
-    layers: Path | None,
 ) -> None:
     """Write the files, with the `summary` of `content`; plan.yaml only if a plan was chosen.
 
-    It was chosen for the `binding` and images of this `size`, with the layer list `layers`.
+    It was chosen for the `binding` and images of this `size`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "calibration.json", json.dumps(summary, indent=1) + "\n")
@@ -212,7 +211,5 @@ def write(
         fields = {"steps", "precision", "fitted"}
         plan = chosen.plan.model_dump(mode="json", include=fields)
         plan["calibrated_for"] = binding.model_dump(mode="json")
-        settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (
-            {} if layers is None else {"layers": str(layers.resolve())}
-        )
+        settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}}
         write_file(folder / "plan.yaml", dump_yaml(settings))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from solrl_client.rollouts import RolloutClient
-from solrl_core.layer_list import read_layer_lists
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
@@ -105,8 +104,6 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
-    if config.layers is not None:
-        read_layer_lists(config.layers)
     if config.start_lora is not None:
         from solrl_trainer.policy.start_lora import find_start
 

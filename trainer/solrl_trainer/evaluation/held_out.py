@@ -196,14 +196,13 @@ def _chance(config: RunConfig, prompts: int) -> float:
 
 def _floor_error(config: RunConfig, version: int, spearman: float, prompts: int) -> FidelityError:
     explore, floor = config.explore, config.evaluate.fidelity_floor
-    layers = "" if explore.precision == "bf16" else "layers=FILE that its --out writes, "
     return FidelityError(
         f"the run stops before iteration {version}, because its candidates rank almost at random",
         where="evaluate.fidelity_floor",
         got=f"Spearman {spearman:.2f} ± {_chance(config, prompts):.2f} of {explore.precision} at {explore.steps} steps "
         f"against BF16 at {config.sample_steps}",
         expected=f"at least {floor:g}",
-        action=f"run `solrl-rollout check {config.model}`, and resume with another explore.precision, {layers}or "
+        action=f"run `solrl-rollout check {config.model}`, and resume with another explore.precision or "
         "evaluate.fidelity_floor=0 to train nevertheless",
     )
 

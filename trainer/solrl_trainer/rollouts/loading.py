@@ -71,7 +71,6 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         device=device,
         revision=config.revision,
         waiting=True,
-        layers=config.layers,
         size=config.generate.size,
     )
     if config.explores_here:

@@ -42,7 +42,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
             *("optimizer.activation_checkpointing", "optimizer.shard_base", "optimizer.encoders"),
         ),
     ),
-    ("later", ("batch", "layers", "explore.*", "regenerate.*", "optimizer.*", "algorithm.*", "policy.*")),
+    ("later", ("batch", "explore.*", "regenerate.*", "optimizer.*", "algorithm.*", "policy.*")),
 )
 """Rules and patterns of names. The first pattern that fits decides; "named" if none does."""
 _LIBRARIES = (

@@ -35,7 +35,6 @@ _GIVE_URL = "--set rollout_url=http://HOST:8100"
 
 
 OF_A_MACHINE = (
-    "layers",
     "start_lora",
     "output",
     "rollout_url",
@@ -65,9 +64,6 @@ class RunConfig(Section):
     """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
     revision: str | None = None
     """Hub commit or tag of the model."""
-    layers: Path | None = None
-    """Layers that stay in BF16 on this device: layers.json of `solrl-rollout check --out FOLDER`. A service has its
-    own, `--layers`. null: the family's."""
     start_lora: Path | None = None
     """LoRA to start from, of at most rank lora.rank, in the layout of diffusers, PEFT, ComfyUI or kohya. Gains and the
     reference's pull stay relative to the model without it."""

@@ -43,7 +43,6 @@ def load_backend(spec: ModelSpec, settings: RolloutSettings) -> Backend:
         spec.location,
         device=str(device),
         revision=spec.revision,
-        layers=settings.layers,
         size=ImageSize(settings.height, settings.width, settings.frames),
     )
     return LocalBackend(backbone, emulates=emulates)
