@@ -10,11 +10,12 @@ import numpy as np
 from fast.arms import ALL, BASELINE, CONFIRM, FAST, FAST_UPDATE, PLAIN, STEEP, UNEXPLORED, experiment
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
-from fast.page import POOLED, beside_fast, by_preset, height, judge_at_target, preset_seconds, times_as_long
+from fast.page import POOLED, beside_fast, by_preset, gains, height, judge_at_target, preset_seconds, times_as_long
 from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
-from peers import halves
+from peer_drives.turns import LEARNINGS
+from peers import PROMPTS, SAMPLES, halves
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
@@ -164,6 +165,12 @@ def figures(read: Read) -> dict[str, Any]:
             for peer in dict.fromkeys(row["beside"] for row in beside if row["part"] == "learning")
         },
         "quick": list(halves([row for row in beside if row["part"] == "learning, fast"])),
+        "beside_peers": {
+            "prompts": WORDS[len(PROMPTS)],
+            "samples": SAMPLES,
+            "rate": LEARNINGS["diffusionnft"].learning_rate,
+            "levels": LEARNINGS["diffusionnft"].timestep_fraction,
+        },
         "same_draws": _same_draws([row for row in beside if row["part"] == "learning, same draws"]),
     }
 
@@ -268,6 +275,11 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         },
         "awm": _awm(of_recipes([row for row in stored["rows"] if row["stage"] == AWM_STAGE])),
         "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
+        "judged": span(
+            max(zip(gains(row), gains(row, 1), strict=True), key=lambda at: at[0][1])[1][1]
+            for row in rows
+            if row["arm"] == SOL_RL and row["world"].startswith(("mini-sd3", "mini-flux"))
+        ),
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
         "changes": _changes([row for row in stored["rows"] if row["stage"] == CHANGES_STAGE]),
         "six_steps": by_preset(pooled[FAST]),
@@ -397,13 +409,14 @@ def _ranks(read: Read) -> dict[str, str]:
 
 
 def _plateaus(gains: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows of the long runs: their best iteration, and their end in sd and as a share of their best."""
+    """Rows of the long runs: their best gain in sd, its iteration, and their end in sd and as a share of their best."""
     rows = []
     for name, gain in gains.items():
         arm, _, reward = name.partition(", ")
         rows.append(
             {
                 "run": f"{arm}, {TITLES[reward]}",
+                "height": f"{gain['best, sd']['mean']:.2f}",
                 "best": f"{gain['at iteration']:.0f}",
                 "end": signed(gain["end, sd"]),
                 "share": f"{100 * gain['end, sd']['mean'] / gain['best, sd']['mean']:.0f} %".replace("-", "−"),
