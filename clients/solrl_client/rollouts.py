@@ -34,7 +34,7 @@ from solrl_proto.rollouts import (
     StartLine,
     StreamLine,
 )
-from solrl_proto.status import Activity, IterationReport, RunDetail
+from solrl_proto.status import IterationReport, RunDetail
 
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
@@ -252,10 +252,6 @@ class RolloutClient:
             ProblemError: unreachable, or 404 `run-not-found`.
         """
         return self._document(RunDetail, "GET", f"/v1/runs/{run}/iterations")
-
-    def report_progress(self, run: str, activity: Activity) -> None:
-        """Report progress within an iteration."""
-        self._ask("PUT", f"/v1/runs/{run}/activity", read_answer, content=_json(activity), headers=_JSON)
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""

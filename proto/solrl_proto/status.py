@@ -128,25 +128,6 @@ class IterationReport(Point):
     samples: Samples | None = None
 
 
-class Work(Message):
-    """Number of finished candidates, and of all."""
-
-    done: Annotated[int, Field(ge=0, le=10**9)]
-    total: Annotated[int, Field(ge=0, le=10**9)]
-
-
-class Activity(Message):
-    """Body of `PUT /v1/runs/{run}/activity`: progress within the iteration that a run works on."""
-
-    iteration: Version
-    explored: Work
-    """Candidates that were explored."""
-    regenerated: Work | None = None
-    """Selected candidates that were regenerated; null if the explored ones are trained on."""
-    trained: Work
-    """Selected candidates that were trained on."""
-
-
 class Curve(Message):
     """A run's curves, thinned out for drawing: some iterations, and their values by name."""
 
@@ -185,8 +166,6 @@ class RunStatus(Message):
     last: Point | None
     curve: Curve | None
     """Score: `best`, `mean`, `worst`, `proxy`. Null if nothing was reported since the requested revision."""
-    activity: Activity | None = None
-    """Progress within an iteration, if it was reported in the last minute."""
     held_out: tuple[HeldOut, ...] = ()
     """The first and the newest held-out evaluation, of the first reward alone; with the curve."""
 

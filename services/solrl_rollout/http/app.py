@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from solrl_http.app import make_app
 from solrl_proto.rollouts import StreamLine
-from solrl_proto.status import Activity, IterationReport
+from solrl_proto.status import IterationReport
 
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.http.routes import adapters, health, page, rollouts, status
@@ -23,5 +23,5 @@ def create_app(settings: RolloutSettings, *, load_backend: BackendLoader = load_
         settings,
         metrics,
         lambda: running_service(settings, metrics, load_backend),
-        documented={"StreamLine": StreamLine, "IterationReport": IterationReport, "Activity": Activity},
+        documented={"StreamLine": StreamLine, "IterationReport": IterationReport},
     )

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
-from solrl_proto.status import Activity, IterationReport, Point, Samples
+from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.errors import RunNotFoundError, head_conflict, not_found, quota_exceeded
 from solrl_rollout.store.run_store import (
     DEFAULT_RETAIN,
-    KEPT_ACTIVITY_S,
     KEPT_POINT_BYTES,
     KEPT_POINTS,
     Progress,
@@ -27,8 +26,6 @@ class _Run:
     points: list[tuple[Point, int]] = field(default_factory=list)
     """Iterations and their bytes as JSON."""
     samples: Samples | None = None
-    activity: tuple[float, Activity] | None = None
-    """When it ends to count, by the monotonic clock, and progress within an iteration."""
     revision: int = 0
 
     @property
@@ -129,13 +126,6 @@ class MemoryRunStore(RunStore):
             for run, record in records
             if record is not None and record.points
         }
-
-    async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
-        self._run(tenant, run).activity = time.monotonic() + KEPT_ACTIVITY_S, activity
-
-    async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        activities = {run: self._tenants[tenant].get(run, _Run()).activity for run in runs}
-        return {run: one[1] for run, one in activities.items() if one is not None and time.monotonic() < one[0]}
 
     async def ping(self) -> None:
         return

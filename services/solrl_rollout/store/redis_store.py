@@ -8,7 +8,6 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     solrl:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
     solrl:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
     solrl:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
-    solrl:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
     solrl:{tenant}:run:{run}:blob:{version}           a version's bytes
     solrl:{tenant}:run:{run}:upload:{id}              bytes of a push under way, which expire
 
@@ -37,7 +36,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
 from solrl_proto.secrets import register_secret
-from solrl_proto.status import Activity, IterationReport, Point, Samples
+from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.errors import (
     CorruptError,
@@ -50,7 +49,6 @@ from solrl_rollout.store.errors import (
 )
 from solrl_rollout.store.run_store import (
     DEFAULT_RETAIN,
-    KEPT_ACTIVITY_S,
     KEPT_POINT_BYTES,
     KEPT_POINTS,
     Progress,
@@ -87,7 +85,6 @@ class Keys:
         self.versions, self.blobs = f"{of_run}:versions", f"{of_run}:blob"
         self.upload = f"{of_run}:upload:{secrets.token_hex(8)}"
         self.iterations, self.progress = f"{of_run}:iterations", f"{of_run}:progress"
-        self.activity = f"{of_run}:activity"
 
 
 class RedisRunStore(RunStore):
@@ -215,7 +212,7 @@ class RedisRunStore(RunStore):
         keys = Keys(tenant, run)
         with self._reported():
             deleted = await self._delete(
-                keys=[keys.runs, keys.bytes, keys.versions, keys.iterations, keys.progress, keys.activity],
+                keys=[keys.runs, keys.bytes, keys.versions, keys.iterations, keys.progress],
                 args=[run, keys.blobs],
             )
         if not deleted:
@@ -262,20 +259,6 @@ class RedisRunStore(RunStore):
             else:
                 progress[run] = Progress(revision, point)
         return progress
-
-    async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
-        if await self.head(tenant, run) is None:
-            raise RunNotFoundError(run)
-        with self._reported():
-            await self._redis.set(Keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
-
-    async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        replies = await self._replies(*(("GET", Keys(tenant, run).activity) for run in runs))
-        activities = {
-            run: parse_or_none(f"the activity of run {run!r}", Activity, reply)
-            for run, reply in zip(runs, replies, strict=True)
-        }
-        return {run: activity for run, activity in activities.items() if activity is not None}
 
     async def ping(self) -> None:
         with self._reported():

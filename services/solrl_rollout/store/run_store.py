@@ -11,7 +11,7 @@ from typing import Protocol
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.status import Activity, IterationReport, Point, Samples
+from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.errors import version_conflict
 
@@ -23,8 +23,6 @@ KEPT_POINT_BYTES = 8 * 2**20
 MAX_POINT_BYTES = 16384
 """Largest iteration, as JSON without samples. One with four rewards has 1.5 kB, and a run's first, with its settings,
 6 kB."""
-KEPT_ACTIVITY_S = 60
-"""Seconds until progress within an iteration is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,6 @@ class RunStore(Protocol):
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         """Return the progress of the given runs from one consistent view, without runs that have reported nothing."""
-
-    async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
-        """Store progress within an iteration, for `KEPT_ACTIVITY_S`. Raises `run-not-found`."""
-
-    async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        """Return the given runs' progress within an iteration, without runs that have reported none."""
 
     async def ping(self) -> None:
         """Return if the store answers, and takes writes unless it is full."""

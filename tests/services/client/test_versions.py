@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import RolloutRequest
-from solrl_proto.status import Activity, Point, Work
+from solrl_proto.status import Point
 from tests.services.iteration_helpers import held_out, report, run_settings
 from tests.support.service_helpers import rollout_request
 from tests.trainer.hostile_service import DIGEST, Answer, HostileService, hostile_service
@@ -62,15 +62,12 @@ def test_new_fields_of_answers_are_ignored(service: HostileService) -> None:
 
 def test_what_is_not_used_is_not_sent(service: HostileService) -> None:
     with RolloutClient(service.url, patience=0) as client:
-        service.answers = [Answer()] * 3
+        service.answers = [Answer()] * 2
         client.report_iteration("run", report(0, scoring=[]))
         client.report_iteration("run", report(0, held_out=[held_out(1, 0.5)], settings=run_settings()))
-        none = Work(done=0, total=1)
-        client.report_progress("run", Activity(iteration=0, explored=none, trained=none))
         client.rollouts(RolloutRequest.model_validate(rollout_request(count=3, steps=1)))
-    plain, used, activity, request = map(json.loads, service.bodies)
+    plain, used, request = map(json.loads, service.bodies)
     required = {name for name, field in Point.model_fields.items() if field.is_required()}
     assert plain.keys() == required | {"rewards", "seconds", "planned"}
     assert used.keys() == plain.keys() | {"scoring", "held_out", "settings"}
-    assert activity.keys() == {"iteration", "explored", "trained"}
     assert RolloutRequest.model_validate(request) == RolloutRequest.model_validate(rollout_request(count=3, steps=1))

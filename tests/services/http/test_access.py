@@ -25,11 +25,7 @@ GUARDED = [operation for operation in OPERATIONS if operation not in OPEN]
 TOLD = {"iteration": 0, "version": 1, "explored_version": 0, "score": {"mean": 0, "best": 1, "worst": -1}}
 TOLD |= {"proxy_mean": 0, "loss": 0}
 """The report of an iteration, as a trainer sends it."""
-ACTIVITY = ("PUT", "/v1/runs/{run}/activity")
-BODIES = {
-    ("POST", "/v1/runs/{run}/iterations"): TOLD,
-    ACTIVITY: {"iteration": 1, "explored": {"done": 1, "total": 2}, "trained": {"done": 0, "total": 2}},
-}
+BODIES = {("POST", "/v1/runs/{run}/iterations"): TOLD}
 """Bodies of operations on a run that need one as JSON."""
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
 PUSH = ("PUT", "/v1/runs/{run}/adapters/{version}")
@@ -55,7 +51,7 @@ def ask(
     guarded: Guarded, method: str, path: str, token: str | None, query: str = f"?model={MODEL}", run: str = "secret"
 ) -> tuple[int, dict[str, str], bytes]:
     """The answer to a head that announces a large body, none of which is sent."""
-    media_type = ADAPTER_MEDIA_TYPE if method == "PUT" and (method, path) != ACTIVITY else "application/json"
+    media_type = ADAPTER_MEDIA_TYPE if method == "PUT" else "application/json"
     head = f"{method} {filled(path, run)}{query} HTTP/1.1\nHost: localhost\nContent-Type: {media_type}"
     head += "\nContent-Length: 500000000"
     if token is not None:

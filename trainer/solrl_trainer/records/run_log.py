@@ -119,8 +119,6 @@ class RunLog:
         """So many candidates of an iteration are `part`: explored, regenerated or trained."""
         if self._reporter is not None:
             self._reporter.counted(iteration, part, done, total)
-        if self._status is not None:
-            self._status.counted(iteration, part, done, total)
 
     def samples_ready(self, iteration: int, samples: IterationSamples) -> None:
         """An iteration's samples are complete, and the service has nothing to do for this run."""

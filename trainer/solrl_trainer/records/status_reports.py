@@ -20,13 +20,11 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.status import (
     THUMBNAIL_BYTES,
     THUMBNAIL_SIDE,
-    Activity,
     HeldOut,
     IterationReport,
     RunSettings,
     SamplePair,
     Samples,
-    Work,
 )
 
 from solrl_trainer.records.evaluations import small_images
@@ -45,8 +43,6 @@ _PAUSE_AFTER_FAILURE = 60.0
 _SHARE = 0.01
 """Share of the service's time that images for the page may take."""
 _LONGEST_END = 15.0
-_COUNTS_EVERY = 3.0
-"""Least seconds between two messages about progress within an iteration."""
 _NOT_VALID = 422
 _VALUE_LENGTH = 256
 _PROMPT_LENGTH = 1000
@@ -79,8 +75,6 @@ class StatusReporter:
         self._ended: str | None = None
         self._arrived = False
         self._reports: list[IterationReport] = []
-        self._counts: dict[str, Work] = {}
-        self._counted_at = (-1, -math.inf)
         self._images_due = clock()
         self._failed = self._unconfirmed = False
         self._samples: Samples | None = None
@@ -115,22 +109,6 @@ class StatusReporter:
         else:
             ends = pairs.best_and_worst(_PROMPTS)
             self._work.put(lambda: self._keep(iteration, samples, ends))
-
-    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
-        """So many candidates of an iteration are explored, regenerated or trained; told every few seconds."""
-        began, reported = self._counted_at
-        if iteration != began:
-            self._counts = {}
-        self._counts[part] = Work(done=done, total=total)
-        if iteration != began or self._clock() - reported >= _COUNTS_EVERY:
-            self._counted_at = iteration, self._clock()
-            prompts, keep = self._config.explore.prompts, self._config.explore.keep
-            regenerated = Work(done=0, total=prompts * keep) if self._config.two_stage else None
-            trained = Work(done=0, total=prompts * keep)
-            counts = {"regenerated": regenerated, "trained": trained} | self._counts
-            if "explored" in counts and self._work.empty():
-                activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]
-                self._work.put(lambda: self._client.report_progress(self._config.run, activity))
 
     def mark_unconfirmed(self) -> None:
         """The service was away, so it may have lost reports: those that it lacks come again with the next one."""

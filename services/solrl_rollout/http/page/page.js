@@ -121,7 +121,6 @@ async function follow() {
   known.detail = { told, pushed, iterations: asked[0], adapters: asked[1] };
   const shown = `${standing(run)[0]} ${run.run}`;
   if (fresh || known.shown !== shown) showRun(run, ...asked);
-  else showActivity(run);
   known.shown = shown;
 }
 

@@ -20,22 +20,8 @@ function runHead(run, settings, samples) {
   const trains = settings ? [el("p", {}, "trains on ", el("b", {}, formula(settings.trained)))] : [];
   return [
     el("div", { className: "head" }, el("div", {}, el("h2", {}, run.run), ...trains, el("p", { className: "dim small" }, about)), el("p", { className: "small" }, ...parts)),
-    way, el("div", { id: "activity", className: "small dim" }),
+    way,
   ];
-}
-
-/** Progress within the iteration, which changes with every answer. */
-function showActivity(run) {
-  const box = $("activity");
-  if (!box) return;
-  box.hidden = !run.activity || ["finished", "ended early"].includes(standing(run)[0]);
-  if (box.hidden) return box.replaceChildren();
-  const { iteration, ...parts } = run.activity;
-  box.replaceChildren(el("b", {}, `iteration ${counted(iteration)}`), ...["explored", "regenerated", "trained"].filter((name) => parts[name]).map((name) => {
-    const { done, total } = parts[name], bar = el("i");
-    bar.style.width = `${total ? Math.min(1, done / total) * 100 : 0}%`;
-    return el("span", {}, `${name} ${done.toLocaleString("en")} of ${total.toLocaleString("en")}`, el("span", { className: "part" }, bar));
-  }));
 }
 
 /** A reward's held-out curve with the interval of its gain, in a box of its own. */
@@ -164,5 +150,4 @@ function showRun(run, detail, held) {
   if (detail && detail.settings) parts.push(settingsView(detail.settings));
   if (held) parts.push(lineageView(held));
   $("run").replaceChildren(...parts);
-  showActivity(run);
 }

@@ -58,7 +58,6 @@ function formula(trained) {
 function standing(run) {
   if (run.last && run.last.planned !== null && run.last.iteration + 1 >= run.last.planned) return ["finished", false];
   if (run.last && run.last.ended) return ["ended early", false];
-  if (run.activity) return ["running", true];
   if (!run.last) return ["waiting for its first iteration", false];
   if (run.age < Math.max(60, 4 * spent(run.last))) return ["running", true];
   return [`quiet for ${duration(run.age)}`, false];

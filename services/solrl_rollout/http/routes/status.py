@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +19,6 @@ from solrl_proto.identifiers import Message, RunName
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import (
     THUMBNAIL_SIDE,
-    Activity,
     Curve,
     HeldOut,
     HostedStatus,
@@ -42,7 +41,9 @@ from solrl_rollout.store.run_store import Progress
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
-Body = TypeVar("Body", bound=Message)
+_SCHEMA = {"$ref": "#/components/schemas/IterationReport"}
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+"""Documentation of a body that the route reads itself: FastAPI would read it before the check of the run."""
 
 
 async def _run(
@@ -50,7 +51,6 @@ async def _run(
     tenant: str,
     adapters: AdapterList,
     progress: Progress | None,
-    activity: Activity | None,
     since: int,
 ) -> RunStatus:
     curve: Curve | None = None
@@ -68,7 +68,6 @@ async def _run(
         age=None if progress is None else round(max(0.0, time.time() - progress.revision / 1e6), 1),
         last=progress.last.model_copy(update={"settings": None}) if progress else None,
         curve=curve,
-        activity=activity,
         held_out=held_out,
     )
 
@@ -107,27 +106,6 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
     )
 
 
-def _body_of(model: type[Message]) -> dict[str, Any]:
-    """The documentation of a body that the route reads itself: FastAPI would read it before the check of the run."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-async def _read(request: Request, service: ServiceDep, caller: CallerDep, run: str, model: type[Body]) -> Body:
-    """The body of a report about one of the caller's runs.
-
-    Raises:
-        RunNotFoundError: the caller has no such run.
-        RequestValidationError: the body is no such report.
-    """
-    if await service.store.head(caller.tenant, run) is None:
-        raise RunNotFoundError(run)
-    try:
-        return model.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
-
-
 @router.get("/status", response_model=StatusAnswer)
 @access("token")
 async def get_status(
@@ -137,8 +115,7 @@ async def get_status(
     tenant = caller.tenant
     runs = (await service.store.runs(tenant)).runs
     progress = await service.store.progress(tenant, [run.run for run in runs])
-    activities = await service.store.activities(tenant, [run.run for run in runs])
-    statuses = [await _run(service, tenant, run, progress.get(run.run), activities.get(run.run), since) for run in runs]
+    statuses = [await _run(service, tenant, run, progress.get(run.run), since) for run in runs]
     waiting, busy = service.engine.waiting(tenant)
     answer = StatusAnswer(
         service=_service(service, tenant),
@@ -170,24 +147,21 @@ async def get_iterations(
     return _answer(request, run_detail)
 
 
-@router.post("/runs/{run}/iterations", status_code=204, openapi_extra=_body_of(IterationReport))
+@router.post("/runs/{run}/iterations", status_code=204, openapi_extra=_BODY)
 @access("push")
 async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Report an iteration. A repeated report replaces it and all later ones."""
-    body = await _read(request, service, caller, run, IterationReport)
+    if await service.store.head(caller.tenant, run) is None:
+        raise RunNotFoundError(run)
+    try:
+        body = IterationReport.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
     if body.samples is not None:
         check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
     planned = body.planned is not None and body.iteration + 1 >= body.planned
     service.metrics.run_reported(caller.tenant, run, ended=planned or body.ended is not None)
-
-
-@router.put("/runs/{run}/activity", status_code=204, openapi_extra=_body_of(Activity))
-@access("push")
-async def set_activity(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
-    """Report progress within an iteration. It is shown for a minute."""
-    body = await _read(request, service, caller, run, Activity)
-    await service.store.set_activity(caller.tenant, run, body)
 
 
 def _answer(request: Request, message: Message) -> Response:
