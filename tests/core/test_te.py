@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from solrl_core.precision import te, te_trial
+from solrl_core.precision import te
 from solrl_core.precision.layer_policy import LayerPolicy, apply_policy
 from solrl_core.precision.layers import QuantLinear
 from solrl_core.precision.nvfp4 import quantize_dequantize
@@ -33,9 +33,8 @@ not_installed = pytest.mark.skipif(
 class StandIn:
     """The emulation's arithmetic behind the engine's interface."""
 
-    def __init__(self, product: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
+    def __init__(self) -> None:
         self.rows: list[int] = []
-        self._product = product or (lambda x, weight: by_row(x) @ weight.T)
 
     def quantize_weight(self, weight: Tensor) -> list[Tensor]:
         values = quantize_dequantize(weight.flatten(1))
@@ -44,7 +43,7 @@ class StandIn:
 
     def product(self, x: Tensor, weight: list[Tensor], bias: Tensor | None) -> Tensor:
         self.rows.append(len(x))
-        out = self._product(x, weight[0] * weight[1])
+        out = by_row(x) @ (weight[0] * weight[1]).T
         return (out if bias is None else out + bias).to(torch.bfloat16)
 
 
@@ -80,32 +79,8 @@ def test_layers_refuse_other_sizes_and_a_device_without_units_and_name_alternati
         TeLinear.from_linear(nn.Linear(48, 32))
 
 
-def test_an_older_gpu_is_named_and_a_failing_trial_disables_native_nvfp4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert obstacle_at(monkeypatch, HOPPER) == "compute capability 9.0, NVFP4 needs 10.0"
-    # A failing trial disables native NVFP4, and harms no other process.
-    monkeypatch.setattr(te, "engine_version", lambda: "2.20")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    commands: list[list[str]] = []
-
-    def fault(command: list[str]) -> str | None:
-        commands.append(command)
-        return "the reason"
-
-    with monkeypatch.context() as patch:
-        patch.setattr(te, "fault_of_trial", fault)
-        assert obstacle_at(patch, BLACKWELL) == "the reason"
-    assert commands == [[sys.executable, "-m", "solrl_core.precision.te_trial", "1"]]
-    # Without a GPU, the trial itself says what failed.
-    assert "exit status 1: " in str(te.fault_of_trial(commands[0]))
-    for code, said in (
-        ("import os; os.abort()", "Transformer Engine failed at trial products, exit status -6: no message"),
-        ("print('x'); print('a row is off'); raise SystemExit(1)", "exit status 1: a row is off"),
-        ("raise RuntimeError('cuBLAS: not supported')", "exit status 1: RuntimeError: cuBLAS: not supported"),
-    ):
-        assert said in str(te.fault_of_trial([sys.executable, "-c", code]))
-    assert te.fault_of_trial([sys.executable, "-c", ""]) is None
-    monkeypatch.setattr(te, "_TRIAL_SECONDS", 0.1)
-    assert "took more than" in str(te.fault_of_trial([sys.executable, "-c", "import time; time.sleep(9)"]))
 
 
 @not_installed
@@ -123,23 +98,6 @@ def test_a_missing_or_broken_library_is_named(tmp_path: Path, monkeypatch: pytes
 
 def by_row(x: Tensor) -> Tensor:
     return quantize_dequantize(x, amax=x.abs().amax(1, keepdim=True))
-
-
-def test_the_trial_sees_other_scales_codes_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {name: case._replace(depth=256, outs=64) for name, case in te_trial.CASES.items()}
-    monkeypatch.setattr(te_trial, "CASES", small)
-
-    def weight(values: Tensor) -> Tensor:
-        return quantize_dequantize(values).T
-
-    assert te_trial.fault_of(lambda x, w: (by_row(x) @ weight(w)).to(torch.bfloat16), CPU) is None
-    for product, at in (
-        (lambda x, w: quantize_dequantize(x) @ weight(w), "FLUX.1's longest rows"),
-        (lambda x, w: x.float() @ weight(w), "FLUX.1's longest rows"),
-        (lambda x, w: F.pad((by_row(x) @ weight(w))[: len(x) // 128 * 128], (0, 0, 0, len(x) % 128)), "longest rows"),
-        (lambda x, w: (by_row(x) @ weight(w)) / x.abs().max() * x.abs().max(), "zeros"),
-    ):
-        assert at in str(te_trial.fault_of(product, CPU))
 
 
 def test_no_environment_variable_changes_the_recipe() -> None:
@@ -219,3 +177,39 @@ def test_layers_on_a_gpu_multiply_as_their_recipe_says_from_packed_weights() -> 
 def test_a_compiled_block_on_a_gpu_is_one_graph_for_all_layers_and_refreshes() -> None:
     x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)
     check_compiled(lambda: TeLinear.from_linear(nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)), x, "inductor")
+
+
+def large_row(x: Tensor) -> None:
+    x[5] *= 1e4
+
+
+def large_channels(x: Tensor) -> None:
+    x[:, 3::500] *= 1e3
+
+
+@needs_units
+@pytest.mark.parametrize(
+    ("rows", "depth", "outs", "change"),
+    [
+        pytest.param(32, 15360, 3072, None, id="FLUX.1's longest rows"),
+        pytest.param(1152, 3072, 64, None, id="FLUX.1's last projection"),
+        pytest.param(224, 3072, 12288, None, id="rows that 128 does not divide"),
+        pytest.param(256, 2432, 9728, lambda x: x.mul_(1e-4), id="small values"),
+        pytest.param(128, 512, 512, Tensor.zero_, id="zeros"),
+        pytest.param(128, 3072, 3072, large_row, id="one row that is much larger"),
+        pytest.param(128, 3072, 3072, large_channels, id="channels that are much larger"),
+    ],
+)
+@torch.inference_mode()
+def test_products_of_true_sizes_are_the_emulation_s(
+    rows: int, depth: int, outs: int, change: Callable[[Tensor], object] | None
+) -> None:
+    """Rounding to BF16 puts a row 0.2 % off, a precision other than NVFP4 14 %."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, depth, device="cuda"), torch.randn(outs, depth, device="cuda").bfloat16()
+    if change:
+        change(x)
+    engine, x = te._engine(CUDA), x.bfloat16()
+    values = by_row(x) @ quantize_dequantize(weight).T
+    off = engine.product(x, engine.quantize_weight(weight), None).float() - values
+    assert bool((off.norm(dim=1) <= 0.01 * values.norm(dim=1)).all())

@@ -6,9 +6,6 @@ one custom operator over plain tensors, and their weight is the buffers that Tra
 An activation has one float32 scale for each row, so a candidate does not depend on the rest of its batch.
 """
 
-import subprocess
-import sys
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -23,8 +20,6 @@ from solrl_core.precision.layers import QuantLayer, QuantLinear, QuantPointwiseC
 MULTIPLE = 32
 """16 bytes of 4-bit values. Both sides of a weight must be multiples of this; tokens are padded to it."""
 NVFP4_CAPABILITY = (10, 0)
-_TRIAL_SECONDS = 300
-"""Longest that the trial products may take, with their start."""
 
 
 def engine_version() -> str | None:
@@ -41,7 +36,7 @@ def engine_version() -> str | None:
 
 @cache
 def nvfp4_obstacle(device: torch.device) -> str | None:
-    """Reason why `device` does not support native NVFP4; None if trial products come out right."""
+    """Reason why `device` does not support native NVFP4; None if it does."""
     if device.type != "cuda":
         return f"only a Blackwell GPU has NVFP4 units, this is {device.type.upper()}"
     capability = torch.cuda.get_device_capability(device)
@@ -52,26 +47,7 @@ def nvfp4_obstacle(device: torch.device) -> str | None:
             return "Transformer Engine is not installed (pip install --no-build-isolation 'solrl[nvfp4]')"
     except ValueError as error:
         return str(error)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return fault_of_trial([sys.executable, "-m", "solrl_core.precision.te_trial", str(index)])
-
-
-def fault_of_trial(command: list[str]) -> str | None:
-    """Reason why trial products in a process of their own failed; None if they are right. See `te_trial`."""
-    try:
-        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_TRIAL_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"Transformer Engine's trial products took more than {_TRIAL_SECONDS} s"
-    if process.returncode == 0:
-        return None
-    message = (process.stdout.strip() or process.stderr.strip() or "no message").splitlines()[-1]
-    return f"Transformer Engine failed at trial products, exit status {process.returncode}: {message}"
-
-
-def native_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """x [rows, depth] × weight [outs, depth]ᵀ, both BF16 → BF16, in native NVFP4."""
-    engine = _engine(device)
-    return lambda x, weight: engine.product(x, engine.quantize_weight(weight), None)
+    return None
 
 
 class _Te(QuantLayer):
