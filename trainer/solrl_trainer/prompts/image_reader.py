@@ -1,21 +1,15 @@
-"""The reader of stored images: what they show on white, in sRGB with 8 bits per channel."""
+"""The reader of stored images: RGB with 8 bits per channel, upright, transparent parts on white."""
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF")
-_PLAIN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
-"""Modes of 8 bits or less whose colours are sRGB if no profile says otherwise."""
-_DEEP = "I;16"
-"""Beginning of the modes of grey images of 16 bits."""
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
 _SIDEWAYS = range(5, 9)
 """EXIF orientations that exchange width and height."""
-_DEEPEST = 65535
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -27,12 +21,13 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def read_image(path: Path) -> Image.Image:
-    """An image as viewers show it: RGB of 8 bits per channel, in sRGB, upright, transparent parts on white.
+    """An image as RGB of 8 bits per channel, upright, transparent parts on white; colour profiles are not applied.
 
-    A ValueError names a file that is no image, is broken, or does not say which colours it has, and says what to do.
+    A ValueError names a file that is no image, is broken, or has other pixels, and says what to do.
     """
     with _opened(path) as image:
-        return _on_white(ImageOps.exif_transpose(image))
+        pixels = ImageOps.exif_transpose(image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", pixels.size, "white"), pixels).convert("RGB")
 
 
 def same_shape(first: tuple[int, int], second: tuple[int, int]) -> bool:
@@ -46,50 +41,11 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     Image.init()  # or Pillow does not know the formats by name
     try:
         with Image.open(path, formats=FORMATS) as image:
-            if fault := _fault(image):
-                raise ValueError(fault)
+            # MPO is a camera's JPEG with further pictures behind it, of which the first is the image.
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+            if image.mode not in _MODES or frames > 1:
+                raise ValueError(f"got {frames} × {image.mode}: save one picture as RGB with 8 bits per channel")
             yield image
     # Damaged files raise all of these.
-    except (OSError, ValueError, SyntaxError, MemoryError, ImageCms.PyCMSError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path}: expected an image of {', '.join(FORMATS)}; {error}") from error
-
-
-def _fault(image: Image.Image) -> str:
-    """Why an image has no one meaning; empty if it has."""
-    # MPO is a camera's JPEG with further pictures behind it, of which the first is the image.
-    if image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
-        return f"got {frames} frames or pages: save one of them as a file"
-    if image.mode == "CMYK" and "icc_profile" not in image.info:
-        return "got CMYK without a colour profile, so its colours are unknown: save it as RGB"
-    if image.mode.startswith(_DEEP):
-        return "got 16 bits with a transparent colour: save it with 8 bits" if "transparency" in image.info else ""
-    if image.mode not in (*_PLAIN, "CMYK"):
-        return f"got the pixel format {image.mode}, which has no fixed white: save it as RGB with 8 bits per channel"
-    return ""
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    profile = image.info.get("icc_profile")
-    if image.mode.startswith(_DEEP):
-        values = np.asarray(image).astype(np.float32) / _DEEPEST
-        image = Image.fromarray((values * 255).round().astype(np.uint8))
-    alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-    grey = image.mode in ("1", "L", "LA")
-    colours = image if image.mode == "CMYK" else image.convert("L" if grey else "RGB")
-    if profile:
-        colours = _in_srgb(colours, profile)
-    canvas = Image.new("RGB", image.size, "white")
-    canvas.paste(colours.convert("RGB"), mask=alpha)
-    return canvas
-
-
-def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
-    embedded = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-    if image.mode == "L" and embedded.profile.xcolor_space.strip() == "RGB":  # as image editors save grey PNG
-        image = image.convert("RGB")
-    converted = ImageCms.profileToProfile(
-        image, embedded, ImageCms.createProfile("sRGB"), ImageCms.Intent.RELATIVE_COLORIMETRIC, "RGB",
-        flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
-    )  # fmt: skip
-    assert converted is not None  # it is None only in place
-    return converted
