@@ -13,7 +13,6 @@ from pyarrow import parquet
 from solrl_proto import text_files
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
-from solrl_trainer.prompts import prompt_tables
 from solrl_trainer.prompts.prompt_sets import folded, read_prompts
 from tests.support.typed import refused, typed
 
@@ -62,11 +61,6 @@ OWL, CAT = {"prompt": "an owl"}, {"prompt": "a cat"}
             ],
         ),
         (
-            "quoted.tsv",
-            'Prompt\tTag\n"OPEN" on a sign\t"x\ty"\na "cat"\t\n',
-            [{"prompt": '"OPEN" on a sign', "Tag": "x\ty"}, {"prompt": 'a "cat"', "Tag": ""}],
-        ),
-        (
             "coco.jsonl",
             "\n".join(json.dumps(row | {"id": number}) for number, row in enumerate((OWL, OWL, OWL, CAT))),
             [OWL | {"id": 0}, CAT | {"id": 3}],
@@ -90,18 +84,8 @@ def test_parquet_is_read_without_its_images(tmp_path: Path, notes: list[str]) ->
     assert notes == [f"{tmp_path}/pick.parquet: {left_out}"]
 
 
-def test_a_small_file_that_becomes_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (text_files, prompt_tables):
-        monkeypatch.setattr(module, "LARGEST", 2**20)
-    repeated = pyarrow.DictionaryArray.from_arrays([0] * 2**16, ["x" * 100_000])  # 6 GB, if they were read at once
-    for name, column in (("bomb", repeated), ("long", ["x" * 2**21])):
-        path = tmp_path / f"{name}.parquet"
-        parquet.write_table(pyarrow.table({"prompt": column}), path, compression="zstd", store_schema=False)
-        assert path.stat().st_size < 1000
-        before = pyarrow.default_memory_pool().max_memory()
-        with pytest.raises(ValueError, match=rf"{name}\.parquet: got more than 1 MiB of texts once decoded"):
-            imported(tmp_path, path)
-        assert pyarrow.default_memory_pool().max_memory() < before + 2**25
+def test_a_large_text_and_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "LARGEST", 2**20)
     with (tmp_path / "zeros.txt").open("wb") as file:
         file.truncate(5 * 10**9)
     with pytest.raises(ValueError, match=r"zeros\.txt: got more than 1 MiB"):
@@ -179,6 +163,7 @@ def test_rows_of_one_text_are_in_one_split_whatever_their_order(tmp_path: Path) 
         ("a.jsonl", '{"words": "a"}\n', r"a\.jsonl:1: got the fields words; expected one of prompt, .* or --key NAME"),
         ("a.jsonl", "5\n", r"a\.jsonl:1: got 5; expected a JSON object"),
         ("a.csv", "prompt,n\na\n", r"a\.csv:2: got 1 cells; expected 2, as in the first line"),
+        ("a.tsv", 'prompt\tn\n"OPEN" on a sign\t1\n', r"a\.tsv:2: .*; write a"),
         ("a.csv", "prompt,n,n\na,1,2\n", r"a\.csv:1: got the column 'n' twice"),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": [NaN]}\n', r"a\.jsonl:2: metadata has NaN or Infinity"),
         ("a.json", '[{"prompt": "b", "n": 1e999}]', r"a\.json, row 1: metadata has NaN or Infinity"),

@@ -7,11 +7,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.text_files import LARGEST, parse_json, read_json, read_lines, read_text
+from solrl_proto.text_files import parse_json, read_json, read_lines, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ def rows_of(path: Path, split: str) -> Iterator[Row]:
         split: of a folder with several, such as train.
 
     Raises:
-        ValueError: another kind of file, a row that has no fields, a column twice, more than LARGEST bytes once
-            decoded, or a folder without the split; names the place.
+        ValueError: another kind of file, a text file of more than LARGEST bytes, a row that has no fields, a column
+            twice, or a folder without the split; names the place.
         OSError: the file cannot be read.
     """
     if path.is_dir():
@@ -112,26 +113,12 @@ def _object(row: Any, place: str) -> dict[str, Any]:
     return row
 
 
-def _comma_separated(path: Path) -> Iterator[Row]:
-    table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+def _separated(path: Path, delimiter: str) -> Iterator[Row]:
+    table = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     try:
         yield from _with_header((f"{path}:{table.line_num}", cells) for cells in table if cells)
     except csv.Error as error:
-        raise ValueError(f"{path}:{table.line_num}: {error}") from error
-
-
-def _tab_separated(path: Path) -> Iterator[Row]:
-    """Rows without line breaks in cells; a cell that is not quoted as a whole has its quotation marks as text."""
-    lines = ((f"{path}:{number}", line) for number, line in enumerate(read_lines(path), 1) if line)
-    yield from _with_header((place, [_unquoted(cell) for cell in _CELL.findall(line)]) for place, line in lines)
-
-
-_CELL = re.compile(r'(?:^|(?<=\t))("(?:[^"]|"")*"(?=\t|$)|[^\t]*)')
-
-
-def _unquoted(cell: str) -> str:
-    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-    return cell[1:-1].replace('""', '"') if quoted else cell
+        raise ValueError(f'{path}:{table.line_num}: {error}; write a "cat" as "a ""cat"""') from error
 
 
 def _with_header(lines: Iterable[tuple[str, list[str]]]) -> Iterator[Row]:
@@ -161,40 +148,16 @@ def _table(path: Path) -> Iterator[Row]:
         from pyarrow import ipc, parquet
     except ImportError as error:
         raise ValueError(f"reading Parquet and Arrow needs pyarrow ({error}): pip install 'solrl[parquet]'") from error
-    number = size = 0
     try:
-        source = parquet.ParquetFile(path) if path.suffix.lower() == ".parquet" else ipc.open_stream(path)
+        is_parquet = path.suffix.lower() == ".parquet"
+        source = parquet.ParquetFile(path) if is_parquet else ipc.open_stream(path)
         plain = _plain_columns(getattr(source, "schema_arrow", source.schema), path)
-        for batch in _batches(source, plain, path) if path.suffix.lower() == ".parquet" else source:
-            step = _rows_at_once(batch.nbytes)
-            for start in range(0, batch.num_rows, step):
-                for fields in batch.select(plain).slice(start, step).to_pylist():
-                    number += 1
-                    size += sum(len(str(value)) for value in fields.values())
-                    _require_size(size, path)
-                    yield f"{path}, row {number}", {name: _without_nan(value) for name, value in fields.items()}
+        batches = source.iter_batches(1024, columns=plain) if is_parquet else source
+        rows = (fields for batch in batches for fields in batch.select(plain).to_pylist())
+        for number, fields in enumerate(rows, 1):
+            yield f"{path}, row {number}", {name: _without_nan(value) for name, value in fields.items()}
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _batches(file: Any, plain: Sequence[str], path: Path) -> Iterator[Any]:
-    """Batches of a Parquet file, of as many rows as memory has room for, however long their values are."""
-    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-    inner = tuple(f"{name}." for name in plain)
-    sizes = [chunk.total_uncompressed_size for chunk in columns if f"{chunk.path_in_schema}.".startswith(inner)]
-    _require_size(sum(sizes), path)
-    yield from file.iter_batches(batch_size=_rows_at_once(max(sizes, default=0)), columns=plain)
-
-
-def _rows_at_once(longest: int) -> int:
-    """Rows whose values fit into memory, of which none is longer than so many bytes."""
-    return min(1024, max(1, LARGEST // max(1, longest)))
-
-
-def _require_size(size: int, path: Path) -> None:
-    if size > LARGEST:
-        raise ValueError(f"{path}: got more than {LARGEST // 2**20} MiB of texts once decoded; expected less: split it")
 
 
 def _plain_columns(schema: Any, path: Path) -> list[str]:
@@ -230,8 +193,8 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".txt": _text,
     ".jsonl": _json_lines,
     ".json": _json,
-    ".csv": _comma_separated,
-    ".tsv": _tab_separated,
+    ".csv": partial(_separated, delimiter=","),
+    ".tsv": partial(_separated, delimiter="\t"),
     ".parquet": _table,
     ".arrow": _table,
 }
