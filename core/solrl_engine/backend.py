@@ -46,7 +46,6 @@ class Identity:
         adapter_layout: module → (out_features, in_features) of every LoRA target.
         reward_options: reward → options for built-in rewards from the model's files.
         device: description of the hardware.
-        arithmetic: what changes the rounding of equal computations, by name; None if the backend cannot say.
         pipeline_call: arguments that make the model's diffusers pipeline generate as this backend, without guidance.
     """
 
@@ -58,7 +57,6 @@ class Identity:
     adapter_layout: Mapping[str, tuple[int, int]]
     reward_options: Mapping[str, Mapping[str, Any]]
     device: str
-    arithmetic: Mapping[str, str] | None = None
     pipeline_call: Mapping[str, Any] = field(default_factory=dict)
     frames: int = 1
 

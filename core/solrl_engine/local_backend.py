@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from solrl_core.arithmetic import arithmetic
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
@@ -42,7 +41,6 @@ class LocalBackend:
             adapter_layout=adapter_layout(backbone.transformer, backbone.lora_targets),
             reward_options=backbone.options.rewards,
             device=str(backbone.device),
-            arithmetic=arithmetic(backbone.device),
             pipeline_call=backbone.pipeline_arguments,
             frames=backbone.frames,
         )

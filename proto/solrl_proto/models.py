@@ -43,9 +43,6 @@ class ModelInfo(Message):
     rewards: tuple[str, ...]
     precisions: tuple[PrecisionInfo, ...]
     lora_targets: tuple[str, ...]
-    arithmetic: dict[str, str] | None = None
-    """What changes the rounding of equal computations, by name: device, threads on a CPU, libraries. Digests leave it
-    out."""
     pipeline_call: dict[str, Any] = Field(default_factory=dict)
     """Arguments that make the model's diffusers pipeline generate as the service does without guidance, by name."""
 

@@ -117,7 +117,6 @@ class ModelRunner:
             rewards=rewards.names,
             precisions=capabilities.precisions,
             lora_targets=tuple(identity.adapter_layout),
-            arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),
             pipeline_call=dict(identity.pipeline_call),
         )
         return HostedModel(

@@ -1,11 +1,9 @@
 """Requirements of a run on its rollout service, and the problems that it finds."""
 
-import logging
 from collections.abc import Mapping, Sequence
 
 from solrl_client.addresses import origin
 from solrl_client.rollouts import TOKEN_ADVICE
-from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import check_digests
@@ -14,13 +12,10 @@ from solrl_core.rewards.reward import AT
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo, ModelList
-from solrl_proto.printable import printable
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardSpec
 
 from solrl_trainer.settings.config import RunConfig
-
-logger = logging.getLogger(__name__)
 
 
 def reward_specs(
@@ -141,12 +136,3 @@ def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapp
     scored = {f"reward:{spec.name}" for spec in rewards if spec.at is None}
     ours = {name: digest for name, digest in digests.items() if name in scored or not name.startswith("reward:")}
     check_digests(hosted.digests, ours)
-
-
-def log_arithmetic(model: ModelInfo, ours: Mapping[str, str]) -> None:
-    """Say in what the service's arithmetic differs from this process's: equal seeds then differ by rounding."""
-    if model.arithmetic is None:
-        logger.info("the service does not report what changes its rounding: equal seeds may differ by it")
-    elif differing := differences(model.arithmetic, ours):
-        text = f"the service's images differ from this process's by rounding: {', '.join(differing)}"
-        logger.info("%s", printable(text, 400))

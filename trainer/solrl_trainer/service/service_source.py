@@ -12,7 +12,6 @@ from threading import Thread
 import torch
 from solrl_client.retries import OnWait
 from solrl_client.rollouts import Restore, RolloutClient
-from solrl_core.arithmetic import arithmetic
 from solrl_core.fingerprint import fingerprint
 from solrl_core.precision.support import PRECISIONS, probe
 from solrl_core.sampling.noise import check_noise_contract
@@ -30,7 +29,7 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.requirements import check_hosted, check_size, log_arithmetic, reward_specs
+from solrl_trainer.service.requirements import check_hosted, check_size, reward_specs
 from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
 from solrl_trainer.settings.config import RunConfig
 
@@ -70,7 +69,6 @@ def open_service_source(
         check_hosted(served, resolve_rewards(config.service_rewards(train.all))[0], digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
-        log_arithmetic(served, arithmetic(loaded.backbone.device))
         if config.explores_here and config.explore.precision == "auto":
             common = common_precision(served, loaded.backbone.device)
             logger.info("the service and this device explore in %s", common)

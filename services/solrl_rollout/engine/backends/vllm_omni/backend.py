@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from solrl_core.arithmetic import arithmetic
 from solrl_core.families.load import load_backbone, model_folder, split_model
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, schedule_digest
@@ -73,7 +72,6 @@ class VllmOmniBackend:
             adapter_layout=adapter_layout(skeleton.transformer, backbone.lora_targets),
             reward_options=backbone.options.rewards,
             device=str(self._device),
-            arithmetic={**arithmetic(self._device), **VERSIONS},
             pipeline_call=backbone.pipeline_arguments,
         )
         try:
