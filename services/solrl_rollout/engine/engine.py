@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from solrl_proto.problems import ProblemError
 from solrl_proto.status import WorkerStatus
@@ -318,9 +317,6 @@ class Engine:
         handle.worker.close()
 
 
-_SHOWN = 3
-
-
 def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, expected: Sequence[HostedModel]) -> None:
     """Check that a worker's models equal the first worker's models.
 
@@ -328,14 +324,13 @@ def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, e
         RuntimeError: names what differs.
     """
     for ours, theirs in zip(hosted, expected, strict=True):
-        identity, reference = _identity(ours), _identity(theirs)
-        differing = [part for part in {**reference, **identity} if identity.get(part) != reference.get(part)]
+        info, reference = (model.info.model_dump(mode="json") for model in (ours, theirs))
+        differing = [part for part in info if info[part] != reference.get(part)]
         if differing:
-            texts = [f"{part}: {identity.get(part)} (there {reference.get(part)})" for part in differing[:_SHOWN]]
+            texts = [f"{part}: {info[part]} (there {reference.get(part)})" for part in differing]
             raise RuntimeError(
                 f"worker {name} and worker {first} loaded {ours.info.name} differently, in {'; '.join(texts)}; all "
-                "workers must have equal weights, rewards, devices and libraries: pin the model's revision, and use "
-                "equal devices"
+                "workers must have equal weights, rewards and precisions: pin the model's revision, and use equal GPUs"
             )
 
 
@@ -346,11 +341,3 @@ def describe(workers: Mapping[str, Sequence[HostedModel]]) -> list[HostedModel]:
         models[0] if len(models) == 1 else replace(models[0], device=device)
         for models in zip(*workers.values(), strict=True)
     ]
-
-
-def _identity(model: HostedModel) -> dict[str, Any]:
-    info = model.info.model_dump(mode="json")
-    parts = {f"digest of {part}": digest for part, digest in info.pop("digests").items()}
-    layout = {module: tuple(shape) for module, shape in model.adapter_layout.items()}
-    defaults = {"default precision": model.default_precision, "adapter layout": layout}
-    return parts | info | defaults

@@ -231,7 +231,7 @@ def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
 def test_workers_with_different_models_do_not_start() -> None:
     other = Process()
     other.hosted[0]["info"]["digests"]["transformer"] = f"sha256:{7:064x}"
-    expected = r"worker w\d and worker w\d loaded mini-sana differently, in digest of transformer: "
+    expected = r"worker w\d and worker w\d loaded mini-sana differently, in digests: "
     with pytest.raises(RuntimeError, match=expected), engine_on([Process()], [other]):
         pass
 
