@@ -41,6 +41,9 @@ WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
     "algorithm.adv_max": (1.0,),
     "algorithm.old_kl_weight": (1.0,),
     "algorithm.kl_weighting": ("uniform",),
+    "algorithm.weighting": ("ghuber",),
+    "algorithm.trust_region": ("clip",),
+    "algorithm.kl_threshold": (1e-5,),
     "algorithm.noise_range": (0.9,),
     "algorithm.initial_noise": (True,),
 }

@@ -25,25 +25,30 @@ _TRACKER = ("advantage_weighted_matching/flow_grpo/stat_tracking.py",)
 _PROMPTS, _KEPT, _TIMES = 2, 2, 3
 _SAMPLES = _PROMPTS * _KEPT
 _ROWS = _SAMPLES * _TIMES
+
+
+def _uniform(error: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """The authors' plainest log-probability. Its ratios go far enough to be clipped."""
+    return -error
+
+
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
-    **{name: {"weighting": name} for name in ("uniform", "t", "t_squared", "huber")},
     "power": {"POWER": 0.4},
-    "clipped ratios": {"weighting": "uniform", "RATIO_CLIP": 0.02},
+    "clipped ratios": {"log_prob": _uniform, "RATIO_CLIP": 0.02},
     "clipped advantages": {"adv_clip": 0.5, "ADV_MAX": 2.0, "global_std": False},
     "distances": {"kl_weight": 0.7, "OLD_KL_WEIGHT": 0.3},
 }
-"""Settings of each comparison, and constants of the algorithm's module in capitals."""
-_THEIR_NAMES = {"uniform": "Uniform", "t_squared": "t**2"}
+"""Settings of each comparison, and names of the algorithm's module with other values."""
 _FIGURES = {"kl": "kl_loss", "old_distance": "ema_kl_loss", "clipped": "clipfrac"}
 
 
 @contextmanager
 def _settings(case: Mapping[str, Any]) -> Iterator[AwmSettings]:
-    """The case's settings; its constants are those of the module within the block."""
-    constants = {name: value for name, value in case.items() if name.isupper()}
-    with patch.multiple(awm, **constants) if constants else nullcontext():
-        yield AwmSettings(**{name: value for name, value in case.items() if name not in constants})
+    """The case's settings; the module's names have its other values within the block."""
+    others = {name: value for name, value in case.items() if hasattr(awm, name)}
+    with patch.multiple(awm, **others) if others else nullcontext():
+        yield AwmSettings(**{name: value for name, value in case.items() if name not in others})
 
 
 def ours(case: Mapping[str, Any]) -> Values:
@@ -126,7 +131,7 @@ def _their_settings(settings: AwmSettings) -> SimpleNamespace:
         loss_type="exp_first",
         train_timesteps=_TIMES,
         batch_size=_SAMPLES,
-        weighting=_THEIR_NAMES.get(settings.weighting, settings.weighting),
+        weighting="Uniform" if awm.log_prob is _uniform else "ghuber",
         ghuber_power=awm.POWER,
         adv_clip_max=settings.adv_clip,
         advantage_max=awm.ADV_MAX,

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from solrl_core.sampling.sde import SDES, FlowSde, StochasticSolver
+from solrl_core.sampling.sde import SDES, StochasticSolver
 from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
 from solrl_trainer.algorithms.grpo import kl_divergence
@@ -39,15 +39,6 @@ def ours(case: Mapping[str, Any]) -> Values:
     kl = algorithm.released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
     others = {"mean": mean, "log probability": batch.log_prob, "advantages": algorithm.advantages(given["rewards"])}
     return values_of(loss.value, v, others | {"ratio": loss.figures["ratio"], "kl": kl})
-
-
-def ours_within(settings: FlowGrpoSettings, figures: Sequence[str], sign: int = 1) -> Values:
-    """Values of this project with a trust region around the behaviour policy; advantages have this sign."""
-    given = fixed_inputs()
-    given["advantages"] *= sign
-    v = given["v"].requires_grad_()
-    loss = FlowGrpo(settings).loss(fixed_steps(given, FlowSde(0.7)), Velocities(v, {"old": given["v_old"]}))
-    return values_of(loss.value, v, {name: loss.figures[name] for name in figures})
 
 
 def theirs(published: Published, case: Mapping[str, Any], loss: Sequence[str] = _LOSS) -> Values:

@@ -52,11 +52,10 @@ def test_a_nan_makes_the_loss_nan(algorithm: str, name: str) -> None:
         assert not torch.isfinite(loss(algorithm, given | {"advantages": torch.zeros(6)}).value)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "t", "t_squared", "huber", "ghuber"])
-def test_a_perfect_prediction_has_a_finite_gradient(weighting: str) -> None:
+def test_a_perfect_prediction_has_a_finite_gradient() -> None:
     given = values()
     given["v"] = (given["noise"] - given["x0"]).requires_grad_()
-    (gradient,) = torch.autograd.grad(loss("awm", given, weighting=weighting).value, given["v"])
+    (gradient,) = torch.autograd.grad(loss("awm", given).value, given["v"])
     assert bool(gradient.isfinite().all())
 
 

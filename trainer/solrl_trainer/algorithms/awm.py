@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ERROR_FLOOR = 1e-10
 # The authors' values.
 POWER = 0.25
-"""Exponent of the error with weighting=ghuber."""
+"""Exponent of the error in the log-probability."""
 RATIO_CLIP = 1.0
 """Ratios of probabilities are clipped to 1 ± this, as in PPO."""
 ADV_MAX = 1.0
@@ -35,9 +35,6 @@ NOISE_RANGE = 0.9
 class AwmSettings(AlgorithmSettings):
     """Settings of advantage weighted matching."""
 
-    weighting: Literal["uniform", "t", "t_squared", "huber", "ghuber"] = "ghuber"
-    """Log-probability of a sample at noise level t, from the mean squared error e of the velocity. uniform: −e.
-    t: −t·e. t_squared: −t²·e. huber: −t·√e. ghuber: −4·t·∜e."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this, and then divided by it."""
     kl_weight: Annotated[float, Field(ge=0)] = 1e-4
@@ -84,7 +81,7 @@ class Awm(Algorithm[AwmSettings, ForwardBatch]):
         v, v_old, t = velocity.current.double(), velocity.old.double(), batch.t.double()
         true = batch.noise.double() - batch.x0.double()
         error = _mean_square(v - true)
-        change = self._log_prob(error, t) - self._log_prob(_mean_square(v_old - true), t)
+        change = log_prob(error, t) - log_prob(_mean_square(v_old - true), t)
         value, figures = clipped_objective(change, batch.advantages.double(), RATIO_CLIP)
         old_distance = _mean_square(v - v_old).mean()
         value = value + OLD_KL_WEIGHT * old_distance
@@ -95,26 +92,13 @@ class Awm(Algorithm[AwmSettings, ForwardBatch]):
             figures["kl"] = kl.detach()
         return Loss(value, figures)
 
-    def _log_prob(self, error: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """Log-probability of samples [B], up to a constant and at most 0, from the error [B] of a policy's velocity.
 
-        The roots are shifted by 1e-10, so that they have a derivative at 0.
-        """
-        match self.settings.weighting:
-            case "uniform":
-                return -error
-            case "t":
-                return -error * t
-            case "t_squared":
-                return -error * t**2
-            case "huber":
-                return -_shifted_power(error, 0.5) * t
-            case "ghuber":
-                return -_shifted_power(error, POWER) * t / POWER
+def log_prob(error: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Log-probability −4·t·∜e of samples [B], up to a constant and at most 0, from the error e [B] of the velocity.
 
-
-def _shifted_power(error: torch.Tensor, power: float) -> torch.Tensor:
-    return (error + _ERROR_FLOOR) ** power - math.pow(_ERROR_FLOOR, power)
+    The error is shifted by 1e-10, so that its root has a derivative at 0.
+    """
+    return -((error + _ERROR_FLOOR) ** POWER - math.pow(_ERROR_FLOOR, POWER)) * t / POWER
 
 
 def _mean_square(values: torch.Tensor) -> torch.Tensor:

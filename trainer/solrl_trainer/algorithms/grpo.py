@@ -1,9 +1,9 @@
-"""Mathematics and settings that FlowGRPO and DanceGRPO share: the ratio on recorded steps, and its trust regions."""
+"""Mathematics and settings that FlowGRPO and DanceGRPO share: the clipped ratio on recorded steps."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
 from pydantic import Field, model_validator
 from solrl_proto.rollouts import Eta, SdeKind, StochasticSteps, check_eta
@@ -26,11 +26,6 @@ class GrpoSettings(AlgorithmSettings):
     """Level of the sampler's noise; with cps at most 1."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """The ratio of probabilities, of means over latents, is clipped to 1 ± this."""
-    trust_region: Literal["clip", "guard", "dppo"] = "clip"
-    """What keeps an update near the behaviour policy. clip: the clipped ratio. guard: GRPO-Guard's. dppo: Flow-DPPO; a
-    step beyond kl_threshold that would go further has no gradient."""
-    kl_threshold: Annotated[float, Field(gt=0)] = 1e-5
-    """With trust_region=dppo, the largest KL divergence of a step, as a mean over latents."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     recompute: bool = True
@@ -49,16 +44,6 @@ class GrpoSettings(AlgorithmSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         check_eta(self.sde, self.eta)
-        if self.trust_region != "clip" and not self.recompute:
-            raise ValueError(
-                f"trust_region is {self.trust_region}, which compares the policies' means, but recompute is false; "
-                "expected recompute=true, or trust_region=clip"
-            )
-        if self.trust_region == "guard" and self.sde == "cps":
-            raise ValueError(
-                "trust_region is guard, which needs log-probabilities divided by the variance, unlike sde=cps; "
-                "expected sde=flow or dance, or trust_region=dppo"
-            )
         return self
 
 
@@ -66,7 +51,7 @@ SettingsT = TypeVar("SettingsT", bound=GrpoSettings)
 
 
 class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
-    """PPO's ratio on recorded stochastic steps, in the settings' trust region."""
+    """PPO's ratio on recorded stochastic steps."""
 
     def __init__(self, settings: SettingsT) -> None:
         super().__init__(settings)
@@ -83,14 +68,8 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """The objective over the recorded steps.
 
-        Its figures: the mean ratio, the share of steps beyond the trust region, and `old_kl`, the approximate KL
-        divergence from the behaviour policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`; with
-        Flow-DPPO, `old_divergence`, the exact divergence.
-
-        GRPO-Guard's is PPO's with a normalised ratio, each step divided by its length σ − σ′. Under the behaviour
-        policy, the change of log-probability has the mean −D, with the divergence D of the two, and a spread that is
-        large where the step's standard deviation s is small. So the ratio there is exp(s·(change + D)). Source: Wang et
-        al., arXiv 2510.22319, as in verl-project/verl-omni.
+        Its figures: those of `clipped_objective`, and `old_kl`, the approximate KL divergence from the behaviour
+        policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`.
         """
         settings = self.settings
         before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
@@ -98,16 +77,7 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
         others = {"old_kl": (change.detach() ** 2).mean() / 2}
         others |= log_prob_gap(batch, before) if settings.recompute else {}
         advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
-        if settings.trust_region == "clip":
-            value, figures = clipped_objective(change, advantages, settings.clip_range)
-        elif settings.trust_region == "guard":
-            _, deviation = batch.gaussian_under(velocity.old)
-            normalised = (change + kl_divergence(batch, velocity.current, velocity.old)) * deviation.flatten()
-            lengths = (batch.sigma - batch.sigma_next).to(change.device, change.dtype)
-            value, figures = clipped_objective(normalised, advantages, settings.clip_range, 1 / lengths)
-        else:
-            kl = kl_divergence(batch, velocity.current.detach(), velocity.old)
-            value, figures = masked_objective(change, advantages, kl, settings.kl_threshold)
+        value, figures = clipped_objective(change, advantages, settings.clip_range)
         return Loss(value, figures | others)
 
 
@@ -132,52 +102,21 @@ def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, 
 
 
 def clipped_objective(
-    change: torch.Tensor, advantages: torch.Tensor, clip_range: float, weights: torch.Tensor | float = 1.0
+    change: torch.Tensor, advantages: torch.Tensor, clip_range: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """PPO's objective, −min(ratio·A, clip(ratio)·A), averaged over steps with these weights, and its figures.
+    """PPO's objective, −min(ratio·A, clip(ratio)·A), averaged over steps, and its figures.
 
     `change` is the log-probability under the current policy less that under the behaviour policy [B]. The ratio is
     clipped to 1 ± `clip_range`. The figures are the mean `ratio`, and `clipped`, the share of ratios beyond that range.
     """
     import torch
 
-    ratio = _figure(change)
+    # At most the root of what `change` can hold, so that the mean is finite.
+    ratio = change.detach().clamp(max=math.log(torch.finfo(change.dtype).max) / 2).exp()
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
     beyond = ratio != clipped
     left_out = beyond & ((ratio - 1) * advantages >= 0)
-    value = (-advantages * torch.where(left_out, clipped, _ratio(change, left_out)) * weights).mean()
+    # The exponential of a step that is left out may overflow, and 0 · ∞ in its derivative is not a number.
+    trained = change.masked_fill(left_out, 0).exp()
+    value = (-advantages * torch.where(left_out, clipped, trained)).mean()
     return value, {"ratio": ratio.mean(), "clipped": beyond.to(ratio.dtype).mean()}
-
-
-def masked_objective(
-    change: torch.Tensor, advantages: torch.Tensor, kl: torch.Tensor, threshold: float
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Flow-DPPO's objective, −ratio·A averaged, without the steps that have gone too far and would go further.
-
-    `change` is as of `clipped_objective`. From the divergence `threshold` on, a step must not go further; `kl` [B] is
-    that of the two policies' steps, without gradient. The figures are the mean `ratio`, `clipped`, the share of steps
-    left out, and `old_divergence`, the mean divergence.
-
-    Source: Ping et al., arXiv 2606.11025, and its code, Tencent-Hunyuan/UniRL.
-    """
-    import torch
-
-    ratio = _figure(change)
-    left_out = (kl >= threshold) & ((ratio - 1) * advantages > 0)
-    value = torch.where(left_out, 0, -advantages * _ratio(change, left_out | (advantages == 0))).mean()
-    return value, {"ratio": ratio.mean(), "clipped": left_out.to(ratio.dtype).mean(), "old_divergence": kl.mean()}
-
-
-def _ratio(change: torch.Tensor, left_out: torch.Tensor) -> torch.Tensor:
-    """Ratios [B] with a gradient; 1 without one where a step is left out, whose exponential may overflow.
-
-    A mask behind the exponential is too late: 0 · ∞ in its derivative is not a number.
-    """
-    return change.masked_fill(left_out, 0).exp()
-
-
-def _figure(change: torch.Tensor) -> torch.Tensor:
-    """Ratios [B] without a gradient, at most the root of what `change` can hold, so that their mean is finite."""
-    import torch
-
-    return change.detach().clamp(max=math.log(torch.finfo(change.dtype).max) / 2).exp()
