@@ -89,7 +89,7 @@ def test_the_judge_takes_the_page_s_options() -> None:
     config = resolve("sd3-medium/fast/clipscore", overrides=overrides(REWARD, "vlm_judge")).config
     every = [config.reward_options, *map(json.loads, given)]
     assert len(every) == 3
-    for (options,) in (options.values() for options in every):
+    for options in (options["vlm_judge"] for options in every):
         signature(VlmJudge).bind(**options)
         assert "{prompt}" in options.get("template", TEMPLATE)
 
