@@ -86,7 +86,7 @@ class RunLog:
             self._gradients = [line["grad_norm"] for line in self._lines("iteration")]
             self.spearman = {line["version"]: line["spearman"] for line in self._lines("fidelity")}
             if self._trackers is not None:
-                self._trackers.start(version, self._metrics.lines())
+                self._trackers.start(version)
 
     def changed(self, version: int, changes: Sequence[Change]) -> None:
         """The run continues from `version` with these changes."""

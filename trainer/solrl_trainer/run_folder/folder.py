@@ -17,8 +17,6 @@ from solrl_trainer.settings.presets import ConfigError, config_error
 
 LOCK = ".lock"
 SETTINGS = "config.json"
-SAMPLES = "samples"
-"""Folder with pictures of held-out images along the run."""
 _OUTPUT = "a folder that this user may create and write to; choose another, or change the permissions"
 
 
@@ -88,7 +86,7 @@ def check_entries(folder: Path) -> None:
 
     Otherwise, somebody else's folder could have a run overwrite or delete what its links lead to, or read without end.
     """
-    folders = [one for one in (folder, folder / "checkpoints", folder / "evaluation", folder / SAMPLES) if one.is_dir()]
+    folders = [one for one in (folder, folder / "checkpoints", folder / "evaluation") if one.is_dir()]
     for path in (path for one in folders for path in sorted(one.iterdir())):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

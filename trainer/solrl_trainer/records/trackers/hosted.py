@@ -1,8 +1,8 @@
 """Weights & Biases, Trackio and SwanLab, whose packages are called almost alike.
 
 A run is in the project $WANDB_PROJECT, $TRACKIO_PROJECT or $SWANLAB_PROJECT, or `solrl`. WANDB_MODE=offline and
-SWANLAB_MODE=offline keep it here, for `wandb sync` and `swanlab sync`. Trackio has a database on this machine, which
-`trackio show` displays.
+SWANLAB_MODE=offline keep it here, for `wandb sync` and `swanlab sync`; then, a resumed run becomes a run of its own.
+Trackio has a database on this machine, which `trackio show` displays.
 """
 
 import os
@@ -51,14 +51,12 @@ class Wandb(Hosted):
     package = "wandb"
 
     def __init__(self, run: TrackedRun) -> None:
-        super().__init__(run, dir=str(run.folder), name=run.name, id=run.key, resume="allow")
+        # `wandb sync` counts the entries of each offline folder from 0, also under a former key.
+        online = import_module("wandb").setup().settings.mode in ("online", "shared")
+        same_run = {"id": run.key, "resume": "allow"} if online else {}
+        super().__init__(run, dir=str(run.folder), name=run.name, **same_run)
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
-
-    @classmethod
-    def reopens(cls) -> bool:
-        """Only online: `wandb sync` counts the entries of each offline folder from 0, also under a former key."""
-        return str(import_module("wandb").setup().settings.mode) in ("online", "shared")
 
     def figures(self, version: int, figures: Mapping[str, Any]) -> None:
         """One entry of the history."""
@@ -85,13 +83,9 @@ class SwanLab(Hosted):
     package = "swanlab"
 
     def __init__(self, run: TrackedRun) -> None:
-        same_run = {"id": run.key, "resume": "allow"} if self.reopens() else {}
-        super().__init__(run, name=run.name, log_dir=str(run.folder / "swanlab"), mode=_swanlab_mode(), **same_run)
-
-    @classmethod
-    def reopens(cls) -> bool:
-        """Only online runs have an identity."""
-        return _swanlab_mode() == "online"
+        mode = os.environ.get("SWANLAB_MODE", "online")
+        same_run = {"id": run.key, "resume": "allow"} if mode == "online" else {}
+        super().__init__(run, name=run.name, log_dir=str(run.folder / "swanlab"), mode=mode, **same_run)
 
     def report(self, page: Path) -> None:
         """A file of the run."""
@@ -100,7 +94,3 @@ class SwanLab(Hosted):
     def close(self, *, failed: bool) -> None:
         """Wait for uploads."""
         self._run.finish("crashed" if failed else "success")
-
-
-def _swanlab_mode() -> str:
-    return os.environ.get("SWANLAB_MODE", "online")

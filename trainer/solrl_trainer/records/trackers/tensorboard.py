@@ -18,7 +18,8 @@ class TensorBoard(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run.folder / "tensorboard" / run.key[:6]))
+        folder = run.folder / "tensorboard" / run.key[:6]
+        self._writer = SummaryWriter(str(folder), purge_step=run.version + 1 if folder.exists() else None)
         self._writer.add_text("settings", f"```yaml\n{yaml.safe_dump(dict(run.settings), sort_keys=False)}```")
 
     def figures(self, version: int, figures: Mapping[str, float]) -> None:

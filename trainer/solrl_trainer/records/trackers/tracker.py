@@ -11,10 +11,17 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker needs it; the key is 21 letters and digits, and the settings are JSON values."""
+    """A run as a tracker needs it.
+
+    Attributes:
+        key: 21 letters and digits, the same when the run is resumed.
+        version: that the run continues from; later ones come again, if they were there. −1: it begins.
+        settings: JSON values.
+    """
 
     name: str
     key: str
+    version: int
     folder: Path
     settings: Mapping[str, Any]
 
@@ -22,19 +29,13 @@ class TrackedRun:
 class Tracker(ABC):
     """A run in an experiment tracker; the constructor opens it with the run's settings.
 
-    A resumed run is opened with its former key if the tracker holds for certain what it was told, and nothing beyond
-    the checkpoint; otherwise with a new key, and all figures follow.
+    A resumed run is opened with its former key, and only what is new follows.
 
     Any method may raise: the run notes the failure, continues, and calls the tracker no more. `package` is the one that
     the tracker imports; None if none can be missing.
     """
 
     package: ClassVar[str | None] = None
-
-    @classmethod
-    def reopens(cls) -> bool:
-        """Whether a run that was closed can go on under its key."""
-        return True
 
     @abstractmethod
     def __init__(self, run: TrackedRun) -> None: ...
