@@ -5,18 +5,16 @@ current folder. Objects are imported on first use, and this module does not impo
 before anything large is loaded.
 """
 
-import ast
 import importlib
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from solrl_core.suggestions import did_you_mean
 
@@ -58,19 +56,10 @@ class Registry(Generic[T]):
 
     def check(self, name: str) -> None:
         """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
-        if name in self:
+        module, _, attribute = name.partition(":")
+        is_path = "package.module:attribute" in self.others and attribute and not module.endswith(".py")
+        if name in self or is_path:
             return
-        if "package.module:attribute" in self.others:
-            module, _, attribute = name.partition(":")
-            if module.endswith(".py"):
-                raise ValueError(f"got {self.noun} {name!r}, a file; expected {_module_of(Path(module), attribute)}")
-            if attribute:
-                return
-            for folder in (Path.cwd(), *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
-                if (file := folder / f"{module.replace('.', '/')}.py").is_file():
-                    raise ValueError(f"got {self.noun} {name!r}, a module; expected {_contents(module, file)}")
-            if ":" in name:
-                return
         expected = ", ".join([f"one of {self.names()}", *self.others[:-1]])
         raise ValueError(
             f"got {self.noun} {name!r}{did_you_mean(name, self.names())}; expected {expected}, or {self.others[-1]}"
@@ -98,7 +87,7 @@ class Registry(Generic[T]):
 
         Raises:
             ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown or
-                lacking, or is no true or false where the default is, or is one where a number is annotated.
+                lacking, or is no true or false where the default is.
         """
         target: Any = self.find(name)
         names = set(options)
@@ -120,9 +109,6 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected true or false"
             )
-        numbers = [option for option, hint in _hints(target).items() if _is_number(hint)]
-        if wrong := next((option for option in numbers if isinstance(options.get(option), bool)), None):
-            raise ValueError(f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected a number")
         needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
         if all_given and (lacking := [option for option in needed if option not in names]):
             raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(names)}")
@@ -178,37 +164,6 @@ def _entry_points(group: str, folders: tuple[str, ...]) -> Mapping[str, EntryPoi
     Reading all installed packages takes milliseconds, and a configuration checks many names.
     """
     return {entry.name: entry for entry in reversed(tuple(entry_points(group=group)))}
-
-
-def _module_of(file: Path, attribute: str) -> str:
-    """How to refer to something in a Python file."""
-    if not file.is_file():
-        return f"package.module:attribute; there is no file {file.absolute()}"
-    content = f"its module {file.stem}:{attribute}" if attribute else _contents(file.stem, file)
-    return f"{content}: start in its folder, or have PYTHONPATH={file.absolute().parent}"
-
-
-def _contents(module: str, file: Path) -> str:
-    """The public functions and classes of a module's file, as "my_rewards:red or my_rewards:RedShare"."""
-    try:
-        body = ast.parse(file.read_bytes()).body
-    except (SyntaxError, ValueError, OSError):
-        body = []
-    defined = [part.name for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
-    return " or ".join(f"{module}:{name}" for name in defined if not name.startswith("_")) or f"{module}:NAME"
-
-
-def _hints(target: Any) -> Mapping[str, Any]:
-    """Annotations of a class's options; none if they cannot be evaluated."""
-    try:
-        return get_type_hints(target.__init__)
-    except Exception:
-        return {}
-
-
-def _is_number(hint: Any) -> bool:
-    kinds = {hint, *get_args(hint)}
-    return bool(kinds & {int, float}) and bool not in kinds
 
 
 def _imported(path: str) -> Any:

@@ -51,7 +51,7 @@ def test_built_in_names_entry_points_and_paths_are_found(register: Register) -> 
     assert not registry.is_built_in("loads")
 
 
-@pytest.mark.parametrize("name", ["dump", "no such thing", ""])
+@pytest.mark.parametrize("name", ["dump", "no such thing", "", "json", "json:", "json.py:x"])
 def test_an_unknown_name_is_refused_before_any_import(name: str) -> None:
     hint = r" \(did you mean 'dumps'\?\)" if name == "dump" else ""
     text = rf"^got thing '{name}'{hint}; expected one of \['decimal', 'dumps'\], or package\.module:attribute$"
@@ -97,17 +97,7 @@ def test_modules_of_the_current_folder_are_found_or_told_with_the_places(here: P
     assert sys.path == path
     with pytest.raises(ValueError, match="No module named 'my_moer'"):
         things().find("my_things:thing")
-    (here / "my_things.py").write_text("def thing(): pass\nclass Other: pass\ndef _helper(): pass\n")
-    for name, cure in (
-        ("./my_things.py:thing", f"a file; expected its module my_things:thing: .*PYTHONPATH={here}"),
-        ("my_things.py", f"a file; expected my_things:thing or my_things:Other: .*PYTHONPATH={here}"),
-        ("other.py:thing", f"expected package.module:attribute; there is no file {here}/other.py"),
-        ("my_things", "a module; expected my_things:thing or my_things:Other"),
-        ("my_things:", "a module; expected my_things:thing or my_things:Other"),
-        ("my_more", "a module; expected my_more:NAME"),
-    ):
-        with pytest.raises(ValueError, match=f"{cure}$"):
-            things().check(name)
+    (here / "my_things.py").write_text("def thing(): pass\n")
     with pytest.raises(ValueError, match=r"my_things has no attribute 'thin' \(did you mean 'thing'\?\)"):
         things().find("my_things:thin")
 
@@ -130,8 +120,6 @@ def test_wrong_kinds_and_options_name_the_entry(register: Register) -> None:
         things().make("decimal", {"valeu": "1"})
     with pytest.raises(ValueError, match=r"got 'no' for option 'line' of reward 'ocr'; expected true or false"):
         REWARDS.check_options("ocr", {"line": "no"})
-    with pytest.raises(ValueError, match=r"got True for option 'enough' of reward 'motion'; expected a number"):
-        REWARDS.check_options("motion", {"enough": True})
     registry = things(others=("nothing else",))
     with pytest.raises(ValueError, match=r"expected one of \[.*\], or nothing else$"):
         registry.find("json:loads")
