@@ -119,8 +119,10 @@ def unlike(facts: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     said = {
         "levels": f"trains {facts['levels']} noise levels, ours {ours['levels']}",
         "weights": f"{facts['weights']} weights",
+        "decoder": f"{facts['decoder']} decoder",
         "recomputed": f"recomputes {facts['recomputed']}",
-        "sampled at once": f"draws {facts['sampled at once']} at once",
+        "sampled at once": f"draws {facts['sampled at once']} at once, ours {ours['sampled at once']}",
+        "trained at once": f"trains {facts['trained at once']}, ours {ours['trained at once']}",
     }
     return ", ".join(words for name, words in said.items() if facts[name] != ours[name])
 

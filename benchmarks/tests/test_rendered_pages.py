@@ -181,6 +181,13 @@ def test_the_guide_says_how_long_a_recipe_takes(recipe: str) -> None:
         assert text in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_guide_to_many_gpus_says_how_much_two_are_worth() -> None:
+    text = (RESULTS / "equal_gpus.md").read_text(encoding="utf-8")
+    of_flux, *_ = re.findall(r"run an iteration ([\d.]+ × as fast)", text)
+    assert f"[{of_flux} as one](evidence/speed.md#hours)" in (ROOT / "docs/many-gpus.md").read_text()
+    assert f"Two H200s run an iteration {of_flux} as one" in (ROOT / "docs/evidence/speed.md").read_text()
+
+
 def test_a_picture_has_colours_where_css_variables_are_unknown() -> None:
     for path in (ROOT / "docs").glob("**/*.svg"):
         coloured = [one for one in ElementTree.parse(path).iter() if "var(--" in one.get("style", "")]
