@@ -2,18 +2,19 @@
 
 Names, parameters and the order of calls are those of vllm 0.30.0 and vllm-omni 0.30.0: `test_vllm_omni_wheel.py`
 compares them with the wheel. The engine computes with diffusers' transformer, its projections fused as vLLM-Omni fuses
-them, adds adapters to their outputs, and passes every request through pickle as between vLLM-Omni's processes.
+them, merges adapters, and passes every request through pickle as between vLLM-Omni's processes.
 """
 
 import json
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from importlib import metadata
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -47,15 +48,8 @@ class AutoWeightsLoader:
         self._module = module
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        by_child: dict[str, dict[str, torch.Tensor]] = {}
-        for name, tensor in weights:
-            child, _, rest = name.partition(".")
-            by_child.setdefault(child, {})[rest] = tensor
-        return {
-            f"{child}.{name}"
-            for child, own in by_child.items()
-            for name in self._module.get_submodule(child).load_weights(own.items())
-        }
+        named = ((name.removeprefix("transformer."), tensor) for name, tensor in weights)
+        return {f"transformer.{name}" for name in self._module.get_submodule("transformer").load_weights(named)}
 
 
 @dataclass
@@ -63,12 +57,11 @@ class OmniDiffusionConfig:
     model: str = ""
     model_class_name: str | None = None
     dtype: torch.dtype = torch.bfloat16
-    parallel_config: Any = None
     quantization_config: Any = None
     output_type: str = "pil"
     step_execution: bool = False
     max_num_seqs: int = 1
-    max_cpu_loras: int | None = None
+    max_cpu_loras: int = 1
     custom_pipeline_args: dict[str, Any] | None = None
     worker_extension_cls: str | None = None
     distributed_executor_backend: str | None = None
@@ -76,7 +69,7 @@ class OmniDiffusionConfig:
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> "OmniDiffusionConfig":
-        return cls(**{name: value for name, value in kwargs.items() if name in {one.name for one in fields(cls)}})
+        return cls(**kwargs)
 
     def enrich_config(self) -> None:
         self.tf_model_config = json.loads((Path(self.model) / "transformer" / "config.json").read_text())
@@ -133,9 +126,6 @@ class StepScheduler:
     def pop_request_state(self, request_id: str) -> Any:
         return self.requests.pop(request_id, None)
 
-    def close(self) -> None:
-        self.requests.clear()
-
 
 class DiffusersPipelineLoader:
     @dataclass
@@ -182,36 +172,27 @@ class FluxTransformer2DModel(diffusers.FluxTransformer2DModel):
         return set(tensors)
 
 
-class LoraLinear(nn.Module):
-    """A linear layer whose output's slices each have an adapter added."""
-
-    def __init__(self, base: nn.Linear, slices: int) -> None:
-        super().__init__()
-        self.base_layer = base
-        self.n_slices = slices
-        self.reset_lora()
-
-    def reset_lora(self) -> None:
-        outs, ins = self.base_layer.weight.shape
-        self.loras = [(torch.zeros(1, ins), torch.zeros(outs // self.n_slices, 1))] * self.n_slices
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + torch.cat([x @ a.T @ b.T for a, b in self.loras], -1)
-
-
 class LoraManager:
-    """Like vLLM-Omni's, it keeps an adapter that it could not bind to its layers."""
+    """Like vLLM-Omni's, it keeps an adapter that it could not bind to its layers. Here it merges them.
 
-    def __init__(self, pipeline: nn.Module, cached: int) -> None:
-        self._pipeline = pipeline
+    Attributes:
+        slices: the checkpoint's name of each linear layer → its part of a weight, and this part without an adapter.
+    """
+
+    def __init__(self, pipeline: Any, cached: int) -> None:
         self._cached = cached
-        self._adapters: dict[int, dict[str, torch.Tensor]] = {}
+        self._adapters: dict[int, tuple[list[str], dict[str, torch.Tensor]]] = {}
         self._active: int | None = None
-        self._lora_modules: dict[str, LoraLinear] = {}
-        self._packed: dict[str, list[str]] = {}
-        for module in pipeline.modules():
-            for fused, part, *_ in getattr(module, "stacked_params_mapping", ()):
-                self._packed.setdefault(fused.strip("."), []).append(part.strip("."))
+        self.slices: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        packed: dict[str, list[str]] = {}
+        for fused, part in pipeline.stacked_params_mapping:
+            packed.setdefault(fused.strip("."), []).append(part.strip("."))
+        for name, module in pipeline.transformer.named_modules():
+            if isinstance(module, nn.Linear):
+                parent, _, last = name.rpartition(".")
+                parts = packed.get(last, [last])
+                for part, weight in zip(parts, module.weight.data.chunk(len(parts)), strict=True):
+                    self.slices[f"{parent}.{part}"] = weight, weight.clone()
 
     def set_active_adapter(self, lora_request: LoRARequest | None) -> None:
         number = None if lora_request is None else lora_request.lora_int_id
@@ -220,17 +201,17 @@ class LoraManager:
         if lora_request is not None and number not in self._adapters:
             self._load(lora_request)
         self._active = None
-        for layer in self._lora_modules.values():
-            layer.reset_lora()
+        for weight, base in self.slices.values():
+            weight.copy_(base)
         if number is None:
             return
-        adapter = self._adapters[number] = self._adapters.pop(number)  # the newest
-        unbound = {key.rpartition(".lora_")[0] for key in adapter}
-        for name, layer in self._lora_modules.items():
-            for place, part in enumerate(self._parts(name)):
-                if (module := f"base_model.model.{part}") in unbound:
-                    unbound.remove(module)
-                    layer.loras[place] = adapter[f"{module}.lora_A.weight"], adapter[f"{module}.lora_B.weight"]
+        targets, tensors = self._adapters[number] = self._adapters.pop(number)  # the newest
+        unbound = {key.rpartition(".lora_")[0] for key in tensors}
+        for name, (weight, _) in self.slices.items():
+            module = f"base_model.model.{name}"
+            if module in unbound and any(re.match(rf".*\.{target}$", name) for target in targets):
+                unbound.remove(module)
+                weight += tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"]
         if unbound:
             raise ValueError(f"LoRA adapter {number} binding is incomplete: unbound modules={sorted(unbound)}")
         self._active = number
@@ -246,20 +227,8 @@ class LoraManager:
         folder = Path(request.lora_path)
         config = json.loads((folder / "adapter_config.json").read_text())
         assert config["lora_alpha"] == config["r"]
-        self._adapters[request.lora_int_id] = load_file(folder / "adapter_model.safetensors")
-        transformer = self._pipeline.get_submodule("transformer")
-        for name, module in list(transformer.named_modules()):
-            if not isinstance(module, nn.Linear) or "base_layer" in name:
-                continue
-            parts = self._parts(f"transformer.{name}")
-            if any(re.match(rf".*\.{target}$", part) for part in parts for target in config["target_modules"]):
-                layer = LoraLinear(module, len(parts))
-                transformer.set_submodule(name, layer)
-                self._lora_modules[f"transformer.{name}"] = layer
-
-    def _parts(self, name: str) -> list[str]:
-        parent, _, last = name.partition(".")[2].rpartition(".")
-        return [f"{parent}.{part}" for part in self._packed.get(last, [last])]
+        tensors = load_file(folder / "adapter_model.safetensors")
+        self._adapters[request.lora_int_id] = config["target_modules"], tensors
 
 
 class CustomPipelineWorkerExtension:
@@ -289,30 +258,27 @@ class DiffusionEngine:
 
     last: "DiffusionEngine"
 
-    def __init__(self, od_config: OmniDiffusionConfig, scheduler: StepScheduler | None = None) -> None:
+    def __init__(self, od_config: OmniDiffusionConfig, scheduler: StepScheduler) -> None:
         assert od_config.step_execution
         assert od_config.distributed_executor_backend == "mp"
         assert od_config.custom_pipeline_args is not None
         od_config.dtype = torch.float32  # this processor's
         self.executor = self
-        self.scheduler = scheduler or StepScheduler()
+        self.scheduler = scheduler
         self.scheduler.initialize(od_config)
         self.closed = False
         self.fail: Exception | None = None
         self.states: dict[str, StepRequestState] = {}
-        self.pipeline = _named(od_config.custom_pipeline_args["pipeline_class"])(od_config=od_config).to("cpu")
+        self.pipeline = resolve_name(od_config.custom_pipeline_args["pipeline_class"])(od_config=od_config).to("cpu")
+        (source,) = self.pipeline.weights_sources
+        (file,) = (Path(source.model_or_path) / source.subfolder).glob("*.safetensors")
         expected = {name for name, _ in self.pipeline.named_parameters()}
-        assert self.pipeline.load_weights(self._weights()) == expected
-        self.worker = _named(str(od_config.worker_extension_cls))()
-        self.worker.lora_manager = LoraManager(self.pipeline, od_config.max_cpu_loras or 1)
+        weights = {source.prefix + name: tensor for name, tensor in load_file(file).items()}
+        assert self.pipeline.load_weights(weights.items()) == expected
+        self.worker = resolve_name(str(od_config.worker_extension_cls))()
+        self.worker.lora_manager = LoraManager(self.pipeline, od_config.max_cpu_loras)
         self.worker.model_runner = self
         DiffusionEngine.last = self
-
-    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for source in self.pipeline.weights_sources:
-            for file in sorted((Path(source.model_or_path) / source.subfolder).glob("*.safetensors")):
-                for name, tensor in load_file(file).items():
-                    yield source.prefix + name, tensor
 
     @torch.inference_mode()
     def add_req_and_wait_for_response(self, request: OmniDiffusionRequest) -> DiffusionOutput:
@@ -320,11 +286,10 @@ class DiffusionEngine:
         self.scheduler.add_request(request)
         while True:
             try:
-                scheduled, finished = self.scheduler.schedule()
+                _, finished = self.scheduler.schedule()
             except Exception:
                 self.closed = True
                 raise
-            assert scheduled is request
             try:
                 output = self._step(request, finished)
             except Exception as error:
@@ -368,11 +333,6 @@ class DiffusionEngine:
 
     def close(self) -> None:
         self.closed = True
-
-
-def _named(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(__import__(module, fromlist=[attribute]), attribute)
 
 
 SURFACE: dict[str, tuple[Any, ...]] = {

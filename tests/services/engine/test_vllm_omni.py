@@ -29,7 +29,7 @@ from tests.support.adapters import random_adapter
 
 MODEL = "mini-flux"
 CLOSE = 2e-3
-"""Largest difference of a pixel: a fused projection and an adapter beside it round differently."""
+"""Largest difference of a pixel: a fused projection rounds differently."""
 FITTED = FittedSolver(sigmas=(1.0, 0.5), step_coeffs=((0.5, 0.5),), x0_coeffs=((0.0, 1.0), (0.0, 0.3, 0.7)))
 PLANS = [
     Plan(steps=4, guidance=2.0),
@@ -132,7 +132,7 @@ def test_an_adapter_that_binds_nothing_is_refused(omni: Backend, monkeypatch: py
     omni.set_adapter("bf16", versioned(omni, 1))
     before = generate(omni).images
     manager = fake_vllm_omni.DiffusionEngine.last.worker.lora_manager
-    monkeypatch.setattr(manager, "_packed", {})
+    monkeypatch.setattr(manager, "slices", {})
     for seed in (2, 3):  # more than the engine keeps
         with pytest.raises(AdapterMergeError, match=r"binding is incomplete: unbound modules=.*attn\.to_k"):
             omni.set_adapter("bf16", versioned(omni, seed))
