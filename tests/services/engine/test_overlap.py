@@ -84,18 +84,6 @@ def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, eve
     assert "-b" not in events.seen
 
 
-def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
-    engine: Engine, backend: Observed, events: Events
-) -> None:
-    scoring, running = chunk("a"), chunk("b", steps=200)
-    backend.on_step = lambda request: engine.cancel(running.job) if request.prompt == "b" else None
-    engine.scheduler.submit([scoring, running])
-    fault_of(running)
-    assert "*b" not in events.seen
-    gate.set()
-    assert len(scoring.result.result(600).rewards[GATED]) == 4
-
-
 def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_overlap_ends(
     engine: Engine, backend: Observed, events: Events
 ) -> None:

@@ -20,9 +20,9 @@ from solrl_rollout.engine.workers.process import ProcessConnection, memory_file
 from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD, chunk, fault_of, job, pinged, scored
+from tests.services.fake_backend import REWARD
 from tests.services.reward_servers import until
-from tests.services.unfit_backends import lethal, missing, noted, paced, sleepy, stopped
+from tests.services.unfit_backends import lethal, missing, noted
 from tests.support.service_helpers import Layout, RunningService, adapter_file, rollout_request, running_service
 from tests.support.small_model import small_model
 
@@ -145,43 +145,6 @@ def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(tw
     assert two.client.get("/v1/status").json()["queue"]["candidates"] == 0
 
 
-@pytest.fixture(params=["2", "ray:1"])
-def workers(request: pytest.FixtureRequest) -> Any:
-    """The setting for worker processes, and for an actor on Ray."""
-    if request.param == "ray:1":
-        request.getfixturevalue("ray_cluster")
-    return request.param
-
-
-@pytest.mark.release
-def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(workers: Any, tmp_path: Path) -> None:
-    steps = tmp_path / "steps"
-    steps.touch()
-    with engine_of(paced, workers) as engine:
-        engine.start().result(600)
-        endless = chunk(job(steps=200), str(steps))
-        engine.scheduler.submit([endless])
-        while not steps.stat().st_size:
-            time.sleep(0.01)
-        engine.cancel(endless.job)
-        pinged(engine)  # sent after it, and answered between two steps
-        taken = steps.stat().st_size
-        fault_of(endless)
-        assert steps.stat().st_size == taken < 200
-
-
-@pytest.mark.release
-def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(workers: Any, tmp_path: Path) -> None:
-    note = tmp_path / "stopped"
-    with engine_of(stopped, workers, live_timeout=5.0) as engine:
-        engine.start().result(600)
-        repeated = chunk(job(), str(note))
-        assert len(scored(engine, repeated).rewards[REWARD]) == 4
-        assert_gone([int(note.read_text())])
-        assert repeated.losses == 1
-        pinged(engine)
-
-
 @pytest.mark.slow
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
     """Another process takes its place."""
@@ -236,21 +199,6 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
     with engine_of(load_backend) as engine, pytest.raises(error, match=said):
         engine.start().result(600)
     assert engine.scheduler.dead
-
-
-@pytest.mark.release
-def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
-    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
-    workers: Any = make_workers(settings, metrics, sleepy)
-    engine = Engine(settings, metrics, workers)
-    loading = engine.start()
-    while not all(one._running for one in workers):
-        time.sleep(0.01)
-    engine.close()
-    assert engine.scheduler.dead
-    assert all(one._connection.process.returncode is not None for one in workers)
-    with pytest.raises(RuntimeError, match=r"worker cpu:\d ended while it loaded"):
-        loading.result(0)
 
 
 @pytest.mark.release
