@@ -1,9 +1,8 @@
 """Curves of a run's iterations and held-out evaluations, thinned for display. The store keeps every iteration."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 from solrl_proto.status import Curve, HeldOut, Point, RunSettings
@@ -15,6 +14,7 @@ _CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
 _MOST_NAMES = 32  # of rewards, and of phases: each is a series over all points of the curve
 
+Item = TypeVar("Item")
 Overview = tuple[Curve, tuple[HeldOut, ...]]
 """The score, and the first and the newest held-out evaluation."""
 
@@ -24,7 +24,7 @@ class OverviewCurves:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._cached: OrderedDict[tuple[str, str], tuple[int, Overview]] = OrderedDict()
+        self._cached: dict[tuple[str, str], tuple[int, Overview]] = {}
 
     async def overview(self, tenant: str, run: str, revision: int) -> Overview:
         """The run's score curve and held-out figures at `revision` or later.
@@ -36,10 +36,9 @@ class OverviewCurves:
         if cached is None or cached[0] != revision:
             points = await self._store.iterations(tenant, run)
             cached = revision, (overview(points), newest_evaluations(points))
+            if len(self._cached) >= _CACHED_CURVES:
+                self._cached.clear()
             self._cached[tenant, run] = cached
-        self._cached.move_to_end((tenant, run))
-        while len(self._cached) > _CACHED_CURVES:
-            self._cached.popitem(last=False)
         return cached[1]
 
 
@@ -49,12 +48,9 @@ def overview(points: Sequence[Point]) -> Curve:
 
 
 def evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
-    """Held-out evaluations by version, at most `MOST_POINTS`, among them the first and the last."""
+    """Held-out evaluations by version, thinned."""
     by_version = {one.version: one for point in points for one in point.held_out}
-    versions = sorted(by_version)
-    if len(versions) > MOST_POINTS:
-        versions = [versions[i] for i in np.linspace(0, len(versions) - 1, MOST_POINTS).round().astype(int)]
-    return tuple(by_version[version] for version in versions)
+    return tuple(by_version[version] for version in thinned(sorted(by_version)))
 
 
 def newest_evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
@@ -90,29 +86,11 @@ def detail(points: Sequence[Point]) -> Curve:
     return _curve(visible, series)
 
 
-def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """At most `MOST_POINTS` of the points, chosen by largest triangles over the four series of the score.
-
-    The first and the last point are always among them. Each series is scaled to its own range, and the areas are
-    summed over the series. Source: Steinarsson, Downsampling time series for visual representation, 2013.
-    """
-    if len(points) <= MOST_POINTS:
-        return points
-    x = np.array([point.iteration for point in points], float)
-    y = np.array([[p.score.best, p.score.mean, p.score.worst, p.proxy_mean] for p in points], float).T
-    x = (x - x[0]) / max(x[-1] - x[0], 1.0)
-    y = y / np.maximum(np.ptp(y, axis=1, keepdims=True), 1e-12)
-    edges = np.linspace(1, len(points) - 1, MOST_POINTS - 1).astype(int)
-    chosen = [0]
-    for i, (start, end) in enumerate(pairwise(edges)):
-        after = slice(end, edges[i + 2] if i + 2 < len(edges) else len(points))
-        ahead_x, ahead_y = x[after].mean(), y[:, after].mean(axis=1, keepdims=True)
-        at = chosen[-1]
-        areas = (x[at] - ahead_x) * (y[:, start:end] - y[:, at : at + 1]) - (x[at] - x[start:end]) * (
-            ahead_y - y[:, at : at + 1]
-        )
-        chosen.append(int(start + np.abs(areas).sum(axis=0).argmax()))
-    return [points[i] for i in (*chosen, len(points) - 1)]
+def thinned(items: Sequence[Item]) -> Sequence[Item]:
+    """At most `MOST_POINTS` of the items at even distances, among them the first and the last."""
+    if len(items) <= MOST_POINTS:
+        return items
+    return [items[i] for i in np.linspace(0, len(items) - 1, MOST_POINTS).round().astype(int)]
 
 
 def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curve:
