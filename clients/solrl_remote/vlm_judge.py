@@ -38,21 +38,10 @@ _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
 _REFUSED = {400, 413, 422}
 """Statuses of an endpoint that refuse one request, not its sender."""
-_OWN = {
-    "model",
-    "messages",
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "n",
-    "stream",
-}
-"""Fields of a request that an extra body cannot give."""
+_RESERVED_FIELDS = {"model", "messages", "temperature", "logprobs", "top_logprobs", "n", "stream"}
+"""Fields of a request that an extra body cannot give, nor the limit of tokens."""
 
 TokenLimit = Literal["max_tokens", "max_completion_tokens"]
-
 
 ALTERNATIVES = 20
 """Log-probabilities that are asked for at each token."""
@@ -60,15 +49,8 @@ MOST_CHOICES = 8
 """Answers that are counted, in an error; one was asked for."""
 MODELS_BYTES = 2 * 2**20
 """Most bytes of the list of models: providers have some thousand."""
-_FORM_BYTES = 2**15
-"""Most bytes of an answer without tokens, or of a refusal."""
-_TOKEN_BYTES, _ALTERNATIVE_BYTES = 256, 192
-"""Bytes of a token's escaped text in the answer and its reasoning fields; and of a token with its log-probability."""
-
-
-def answer_bytes(tokens: int, *, logprobs: bool) -> int:
-    """The most bytes of a valid answer of `tokens` tokens, with or without log-probabilities."""
-    return _FORM_BYTES + tokens * (_TOKEN_BYTES + logprobs * (ALTERNATIVES + 1) * _ALTERNATIVE_BYTES)
+_FORM_BYTES, _TOKEN_BYTES = 2**15, 4288
+"""Most bytes of an answer without tokens, or of a refusal; and of each token with its log-probabilities."""
 
 
 class _TokenChoice(BaseModel):
@@ -190,7 +172,7 @@ class VlmJudge(HttpReward):
             raise ValueError(f"got max_tokens {max_tokens}; expected at least 1")
         if token_limit not in get_args(TokenLimit):
             raise ValueError(f"got token_limit {token_limit!r}; expected one of {list(get_args(TokenLimit))}")
-        if reserved := sorted(_OWN & set(extra_body or {})):
+        if reserved := sorted({*_RESERVED_FIELDS, *get_args(TokenLimit)} & set(extra_body or {})):
             raise ValueError(f"got {reserved} in extra_body; expected other fields: the judge's options give these")
         if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
             raise ValueError(
@@ -211,7 +193,7 @@ class VlmJudge(HttpReward):
         super().__init__(NAME, at, TOKEN, timeout, patience, connections=in_flight)
         self.max_latency_s = patience + timeout  # the last attempt begins within the patience
         self.costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        self._largest = answer_bytes(max_tokens, logprobs=logprobs)
+        self._largest = _FORM_BYTES + max_tokens * _TOKEN_BYTES
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
         self._patience = patience
         self._held_until = 0.0
