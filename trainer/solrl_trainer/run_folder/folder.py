@@ -5,7 +5,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -35,22 +35,21 @@ def locked(folder: Path) -> Iterator[None]:
         ValueError: as `check_entries`.
         OSError: the folder cannot be created or written to.
     """
-    check_writable(folder)
     check_entries(folder)
     with naming(f"--output {folder}", _OUTPUT):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8")
     with file:
-        _lock(file, fcntl.LOCK_EX, folder)
+        _lock(file, folder)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
 
 
-def _lock(file: TextIO, kind: int, folder: Path) -> None:
+def _lock(file: TextIO, folder: Path) -> None:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         holder = file.read(32).strip()
@@ -61,24 +60,6 @@ def _lock(file: TextIO, kind: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder as `locked` does: FolderInUseError, ValueError or OSError; writes nothing."""
-    check_entries(folder)
-    with suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
-        _lock(file, fcntl.LOCK_SH, folder)
-    check_writable(folder)
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse a folder that this user cannot create or write to, by an OSError that says why; writes nothing."""
-    with naming(f"--output {folder}", _OUTPUT):
-        existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-        if not existing.is_dir():
-            raise NotADirectoryError(f"{existing} is a file")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise PermissionError(f"this user may not write to {existing}")
 
 
 def check_entries(folder: Path) -> None:
