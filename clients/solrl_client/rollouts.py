@@ -34,7 +34,7 @@ from solrl_proto.rollouts import (
     StartLine,
     StreamLine,
 )
-from solrl_proto.status import IterationReport, RunDetail
+from solrl_proto.status import IterationReport
 
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
@@ -244,14 +244,6 @@ class RolloutClient:
     def report_iteration(self, run: str, report: IterationReport) -> None:
         """Report an iteration."""
         self._ask("POST", f"/v1/runs/{run}/iterations", read_answer, content=_json(report), headers=_JSON)
-
-    def iterations(self, run: str) -> RunDetail:
-        """Curves of a run's reported iterations, thinned for display, its evaluations, settings and samples.
-
-        Raises:
-            ProblemError: unreachable, or 404 `run-not-found`.
-        """
-        return self._document(RunDetail, "GET", f"/v1/runs/{run}/iterations")
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""

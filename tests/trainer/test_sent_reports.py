@@ -1,8 +1,7 @@
-"""What a run tells its service for the page, and again if it does not arrive."""
+"""What a run tells its service for the page."""
 
 import base64
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +28,6 @@ from tests.trainer.run_folders import iteration_record
 from tests.trainer.training_helpers import tiny_config
 
 LOST, ARRIVED = Answer(503), Answer()
-REFUSAL = {"type": "urn:solrl:problem:invalid-request", "title": "Request is not valid", "status": 422}
-REFUSED = Answer(422, parts=(json.dumps(REFUSAL | {"detail": "Extra inputs are not permitted"}).encode(),))
 
 
 @pytest.fixture
@@ -63,66 +60,26 @@ def brought(service: HostileService) -> list[tuple[int, bool, list[int]]]:
     ]
 
 
-def shows(*iterations: int) -> Answer:
-    """The answer about a run whose page shows these iterations."""
-    curve = {"iterations": iterations, "series": {}}
-    return Answer(parts=(json.dumps({"run": "run", "curve": curve, "samples": None}).encode(),))
-
-
-def test_what_the_service_lacks_is_sent_again_once_it_answers(service: HostileService, notes: list[str]) -> None:
-    answers = [LOST, LOST, shows(), ARRIVED, ARRIVED, ARRIVED, ARRIVED, LOST, shows(0, 1, 2, 3), ARRIVED]
-    with reporting(service, answers, notes) as reporter:
-        reporter.evaluated(evaluation(0))
-        for iteration in range(3):
-            reporter.report(iteration_record(iteration))
-        reporter.report(iteration_record(3))
-        reporter.evaluated(evaluation(4))
-        reporter.report(iteration_record(4))
-    assert brought(service) == [
-        *((iteration, True, [0]) for iteration in (0, 0, 1, 2)),
-        (3, False, []),
-        (3, False, [4]),
-        (4, False, [4]),
-    ]
-    lost = f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}"
-    assert [note[: len(lost)] for note in notes[::2]] == [lost, lost]
-    assert notes[1::2] == ["the service's page shows all of this run again"] * 2
-
-
-def test_a_service_that_was_away_gets_what_it_has_lost(service: HostileService, notes: list[str]) -> None:
-    with reporting(service, [ARRIVED, ARRIVED, shows(), ARRIVED, ARRIVED, ARRIVED], notes) as reporter:
-        for iteration in range(2):
-            reporter.report(iteration_record(iteration))
-        while len(service.answers) > 4:
-            time.sleep(0.01)
-        RunLog(status=reporter).waiting(service.url, None)
-        reporter.report(iteration_record(2))
-    assert [iteration for iteration, _, _ in brought(service)] == [0, 1, 0, 1, 2]
-    assert brought(service)[2] == (0, True, [])
-    assert notes == []
-
-
-def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService, notes: list[str]) -> None:
-    with reporting(service, [REFUSED, ARRIVED, ARRIVED], notes) as reporter:
-        reporter.evaluated(evaluation(0))
-        reporter.report(iteration_record(0))
-        reporter.report(iteration_record(1))
-    assert brought(service) == [(0, True, [0]), (0, False, []), (1, False, [])]
-    assert len(notes) == 1
-
-
-@pytest.mark.parametrize("answer", [ARRIVED, REFUSED], ids=["new", "older"])
-def test_an_early_end_comes_with_its_reason_and_an_older_service_keeps_what_it_shows(
-    service: HostileService, notes: list[str], answer: Answer
+def test_evaluations_and_settings_come_with_the_first_report_that_arrives(
+    service: HostileService, notes: list[str]
 ) -> None:
-    with reporting(service, [ARRIVED, answer], notes) as reporter:
-        reporter.ended("resumed, and nothing trained")
+    with reporting(service, [LOST, LOST, *[ARRIVED] * 4, LOST, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
-        reporter.report(iteration_record(0))
+        for iteration in range(4):
+            reporter.report(iteration_record(iteration))
+        reporter.evaluated(evaluation(4))
+        for iteration in (4, 5):
+            reporter.report(iteration_record(iteration))
         reporter.ended("no new best")
-    assert brought(service) == [(0, True, [0])] * 2
-    assert [json.loads(body).get("ended") for body in service.bodies if body] == [None, "no new best"]
-    assert len(notes) == (answer is REFUSED)
+    assert brought(service) == [
+        *((iteration, True, [0]) for iteration in (0, 1, 2)),
+        *((3, False, versions) for versions in ([], [4])),
+        *((iteration, False, []) for iteration in (4, 5)),
+        (5, False, []),
+    ]
+    assert json.loads(service.bodies[-1])["ended"] == "no new best"
+    (note,) = notes
+    assert note.startswith(f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}")
 
 
 def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileService, notes: list[str]) -> None:

@@ -68,8 +68,6 @@ class RunLog:
         """A server is waited for; None: no longer. It is an `OnWait`."""
         if self._reporter is not None:
             self._reporter.waiting(server, wait)
-        if self._status is not None:
-            self._status.mark_unconfirmed()
 
     def pushed_digests(self) -> set[str]:
         """Digests of the adapter files of all iterations in metrics.jsonl."""

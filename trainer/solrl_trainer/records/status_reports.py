@@ -16,12 +16,10 @@ from solrl_client.rollouts import RolloutClient
 from solrl_core.image_files import FRAME_MS, webp
 from solrl_core.rewards.frames import evenly
 from solrl_proto.identifiers import split_checkpoint
-from solrl_proto.problems import ProblemError
 from solrl_proto.status import (
     THUMBNAIL_BYTES,
     THUMBNAIL_SIDE,
     HeldOut,
-    IterationReport,
     RunSettings,
     SamplePair,
     Samples,
@@ -43,7 +41,6 @@ _PAUSE_AFTER_FAILURE = 60.0
 _SHARE = 0.01
 """Share of the service's time that images for the page may take."""
 _LONGEST_END = 15.0
-_NOT_VALID = 422
 _VALUE_LENGTH = 256
 _PROMPT_LENGTH = 1000
 _REASON_LENGTH = 512
@@ -74,9 +71,8 @@ class StatusReporter:
         self._reported: IterationRecord | None = None
         self._ended: str | None = None
         self._arrived = False
-        self._reports: list[IterationReport] = []
         self._images_due = clock()
-        self._failed = self._unconfirmed = False
+        self._failed = False
         self._samples: Samples | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work.put(self._describe)
@@ -110,10 +106,6 @@ class StatusReporter:
             ends = pairs.best_and_worst(_PROMPTS)
             self._work.put(lambda: self._keep(iteration, samples, ends))
 
-    def mark_unconfirmed(self) -> None:
-        """The service was away, so it may have lost reports: those that it lacks come again with the next one."""
-        self._unconfirmed = True
-
     def evaluated(self, record: HeldOutRecord) -> None:
         """Report a held-out evaluation: again with the iteration before it, or with the first iteration."""
         self._work.put(lambda: self._report_evaluation(record))
@@ -132,7 +124,6 @@ class StatusReporter:
                     work()
                 except Exception as error:
                     self._fail(error)
-                    self._unconfirmed |= isinstance(error, ProblemError)
 
     def _describe(self) -> None:
         self._settings = run_settings(self._config)
@@ -179,31 +170,11 @@ class StatusReporter:
     def _send(self, samples: Samples | None) -> None:
         """Report the newest iteration with the evaluations around it; the first one brings the settings."""
         assert self._reported is not None
-        run, planned = self._config.run, self._config.iterations
         self._arrived = False
-        unconfirmed, self._unconfirmed = self._unconfirmed, False
-        report = self._reported.report(planned, samples, self._held_out[-2:], self._settings, self._ended)
-        earlier = [earlier_report for earlier_report in self._reports if earlier_report.iteration < report.iteration]
-        self._reports = [*earlier, report.model_copy(update={"samples": None})]
-        if unconfirmed:
-            newest = max(self._client.iterations(run).curve.iterations, default=-1)
-            for earlier_report in earlier:
-                if earlier_report.iteration > newest:
-                    self._client.report_iteration(run, earlier_report)
-        try:
-            self._client.report_iteration(run, report)
-        except ProblemError as error:
-            if error.problem.status != _NOT_VALID or self._ended is not None:
-                raise
-            # An older service does not know all of it, or it is too large: the iteration alone is not.
-            self._reports[-1] = self._reported.report(planned, None)
-            self._client.report_iteration(run, self._reports[-1])
-            self._fail(error)
-            unconfirmed = False
+        held_out, ended = self._held_out[-2:], self._ended
+        report = self._reported.report(self._config.iterations, samples, held_out, self._settings, ended)
+        self._client.report_iteration(self._config.run, report)
         self._arrived = True
-        if unconfirmed and self._failed:
-            self._failed = False
-            logger.info("the service's page shows all of this run again")
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
