@@ -60,7 +60,7 @@ def test_other_commands_exist() -> None:
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
     files = {"deploy/gpu.env", "deploy/alerts.yml", "deploy/kubernetes.yaml", "deploy/vllm-omni.lock"}
     files |= {"deploy/prometheus.yml", "deploy/alertmanager.yml"}
-    assert {"scripts/prove-images", "deploy/make-secrets", "deploy/backup", *files} == set(paths)
+    assert {"scripts/prove-images", "deploy/make-secrets", "deploy/backup", "deploy/gpus", *files} == set(paths)
     assert all((ROOT / path).stat().st_mode & 0o111 for path in set(paths) - files)
     assert all((ROOT / path).is_file() for path in paths)
 
@@ -103,8 +103,9 @@ def test_a_trainer_s_folder_of_secrets_is_made_before(page: str) -> None:
     assert folders
     for folder in folders:
         before = lines.partition(f"SOLRL_SECRETS=./{folder}")[0]
-        assert f"deploy/make-secrets {folder}\n" in before
-        assert f"> {folder}/token\n" in before or '> "secrets/$person/token"\n' in before
+        alice = folder.replace("$person", "alice")  # one of the people for whom the page's loops run
+        assert f"deploy/make-secrets {alice}\n" in before or 'deploy/make-secrets "secrets/$person"\n' in before
+        assert f"> {alice}/token\n" in before or '> "secrets/$person/token"\n' in before
 
 
 @pytest.mark.parametrize("line", [line for line in COMPOSE if " --entrypoint " in line])

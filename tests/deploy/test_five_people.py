@@ -36,7 +36,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which steps 1 and 2 of the page were typed."""
     folder = tmp_path_factory.mktemp("node")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
-    steps = [block.text for block in blocks("docs/five-people.md", "sh")[2:4]]
+    begins = ("grep -vE", "for person in")
+    steps = [block.text for block in blocks("docs/five-people.md", "sh") if block.text.startswith(begins)]
     typed = "\n".join(["set -euo pipefail", DOCKER, *steps])
     subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True, env=PROGRAMS)
     return folder
@@ -100,5 +101,27 @@ def test_the_page_s_hours_and_share_are_those_of_the_layout(node: Path) -> None:
     uuids = ",".join(f"GPU-{'abcdefgh'[int(gpu)]}" for gpu in gpus[1].split(","))
     assert f"SOLRL_ROLLOUT_GPU={uuids}\n" in (node / ".env").read_text()
     (share,) = set(re.findall(r"explore\.share=([\d.]+)", printed))
-    assert f"--set explore.share={share}" in PAGE
-    assert f"SOLRL_EXPLORE_SHARE={share}\n" in (node / ".env").read_text()
+    assert PAGE.count(f"--set explore.share={share}") == 2
+
+
+def test_the_gpus_without_container_and_program_are_free(tmp_path: Path) -> None:
+    programs = {
+        "docker": """
+            if [ $1 = ps ]; then printf '1\\n2\\n'; exit; fi
+            echo "/solrl-rollout-1 [PATH=/bin NVIDIA_VISIBLE_DEVICES=GPU-a,GPU-b SOLRL_PORT=8100]"
+            echo "/alice-first [NVIDIA_VISIBLE_DEVICES=GPU-c]"
+            echo "/solrl-redis-1 [PATH=/bin]" """,
+        "nvidia-smi": """
+            case $1 in
+                --query-gpu=*) for gpu in a b c d e; do echo "GPU-$gpu, 00000000:3$gpu:00.0, 7 MiB"; done;;
+                *) printf '17, GPU-c\\n18, GPU-d\\n19, GPU-d\\n';;
+            esac """,
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / "deploy/gpus"], env=os.environ | path, capture_output=True, text=True, check=True)
+    users = ("solrl-rollout-1", "solrl-rollout-1", "alice-first", "process 18 process 19", "free")
+    lines = [f"GPU-{gpu} 00000000:3{gpu}:00.0 7 MiB: {user}" for gpu, user in zip("abcde", users, strict=True)]
+    assert done.stdout.splitlines() == lines

@@ -256,14 +256,20 @@ def test_the_alerts_query_existing_metrics_labels_and_routes_and_the_page_lists_
     labels["up"] = set()
     routes = json.loads((ROOT / "proto/openapi.json").read_text())["paths"]
     for rule in group["rules"]:
-        # Those of redis_exporter and node_exporter are their own.
-        asked = re.findall(r"\b(up|(?:solrl|process|redis|node)_\w+)(?:\{(.*?)\})?", rule["expr"])
+        # Those of other exporters are their own.
+        asked = re.findall(r"\b(up|(?:solrl|process|redis|node|DCGM)_\w+)(?:\{(.*?)\})?", rule["expr"])
         assert asked or rule["alert"] == "SolrlHeartbeat", rule
-        ours = [(name, matchers) for name, matchers in asked if not name.startswith(("redis_", "node_"))]
-        known = {"instance"}.union(*(labels[name] for name, _ in ours))
+        ours = [(name, matchers) for name, matchers in asked if not name.startswith(("redis_", "node_", "DCGM_"))]
+        known = {"instance", "UUID"}.union(*(labels[name] for name, _ in ours))
         assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= known
         for name, matchers in ours:
             assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= labels[name] | {"job"}
             assert set(re.findall(r'route="(.*?)"', matchers)) <= set(routes)
     page = (ROOT / "docs/monitor.md").read_text()
-    assert re.findall(r"^\| `(Solrl\w+)` \|", page, re.MULTILINE) == [rule["alert"] for rule in group["rules"]]
+    rows = re.findall(r"^\| `(Solrl\w+)` \| (.*?) \|", page, re.MULTILINE)
+    assert [name for name, _ in rows] == [rule["alert"] for rule in group["rules"]]
+    for (name, after), rule in zip(rows, group["rules"], strict=True):
+        assert after.endswith(", mail") == (rule.get("labels") == {"severity": "info"}), name
+        if name != "SolrlIdle":  # five minutes after a rate of fifteen
+            unit = {"m": " min", "h": " h"}.get(rule.get("for", "-")[-1])
+            assert after.startswith(rule["for"][:-1] + unit if unit else ("always", "at once", "30 min", "1 h")), name
