@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from inspect import signature
 from itertools import pairwise
@@ -59,6 +60,15 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
     assert found[2] > found[1]
+
+
+def test_the_script_scores_pngs_by_the_reward(examples: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_pngs").mkdir()
+    for name, colour in (("grey", (90, 90, 90)), ("red", (255, 0, 0))):
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"my_pngs/{name}.png")
+    words = [sys.executable, examples / "score_pngs.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["0.000 grey.png", f"{0.3 * 1.25**0.5:.3f} red.png"]
 
 
 def test_a_reward_of_flow_grpo_is_one_of_ours(tmp_path: Path, mini: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
