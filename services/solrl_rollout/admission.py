@@ -29,7 +29,7 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
         answer_limit: the most `answer_bytes`.
 
     Raises:
-        ProblemError: 422 `reward-unknown`, `too-many-candidates`, `too-many-images`, `precision-unsupported`,
+        ProblemError: 422 `reward-not-loaded`, `too-many-candidates`, `precision-unsupported`,
             `fitted-mismatch` or `invalid-request`.
     """
     _check_rewards(request.rewards, hosted.info)
@@ -74,7 +74,7 @@ def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -
         hosts: the only addresses allowed, each as `origin` spells it.
 
     Raises:
-        ProblemError: 422 `reward-unknown` for any other address.
+        ProblemError: 422 `reward-not-loaded` for any other address.
     """
     return {
         reward.name: ExternalReward(_allowed(reward.at, hosts, f"body.rewards.{i}.at"), reward.digest)
@@ -96,7 +96,7 @@ def _allowed(at: str, hosts: Collection[str], where: str) -> str:
         fault = str(error)
     if address is None or address not in hosts:
         raise ProblemError(
-            ProblemKind.REWARD_UNKNOWN,
+            ProblemKind.REWARD_NOT_LOADED,
             fault,
             where=where,
             got=address,
@@ -111,7 +111,7 @@ def _check_rewards(rewards: Sequence[RewardSpec], hosted: ModelInfo) -> None:
     for i, reward in enumerate(rewards):
         if reward.at is None and reward.name not in hosted.rewards:
             raise ProblemError(
-                ProblemKind.REWARD_UNKNOWN,
+                ProblemKind.REWARD_NOT_LOADED,
                 f"this service has not loaded the reward {reward.name!r}{did_you_mean(reward.name, hosted.rewards)}",
                 where=f"body.rewards.{i}.name",
                 got=reward.name,
@@ -182,7 +182,7 @@ def _check_images(request: RolloutRequest, hosted: ModelInfo, limit: int) -> Non
     )
     if total > most:
         raise ProblemError(
-            ProblemKind.TOO_MANY_IMAGES,
+            ProblemKind.TOO_MANY_CANDIDATES,
             "the request wants more images than fit into one answer",
             where="body.images",
             got=total,

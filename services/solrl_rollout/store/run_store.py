@@ -94,7 +94,7 @@ class RunStore(Protocol):
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         """Store an iteration's report, replacing this and all later iterations; return the run's new revision.
 
-        The newest samples are stored, too. Raises `run-not-found` or `report-too-large`.
+        The newest samples are stored, too. Raises `run-not-found` or `invalid-request`.
         """
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
@@ -117,12 +117,12 @@ def encode_point(report: IterationReport) -> str:
     """The report as JSON without its samples.
 
     Raises:
-        ProblemError: 422 `report-too-large`: it has more than `MAX_POINT_BYTES`.
+        ProblemError: 422 `invalid-request`: it has more than `MAX_POINT_BYTES`.
     """
     text = report.model_dump_json(exclude={"samples"}, exclude_none=True)
     if (size := len(text.encode())) > MAX_POINT_BYTES:
         raise ProblemError(
-            ProblemKind.REPORT_TOO_LARGE,
+            ProblemKind.INVALID_REQUEST,
             f"iteration {report.iteration} has too many or too long names of rewards, phases and settings",
             where="body",
             got=f"{size} bytes as JSON, without samples",

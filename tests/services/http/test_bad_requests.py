@@ -74,7 +74,7 @@ MOST = {"prompts": [{"id": str(i), "text": "x"} for i in range(2)], "candidates"
     [
         ({"model": "maxi-sana"}, 404, "model-not-found"),
         ({"adapter": {"run": "nobody", "version": 0}}, 404, "run-not-found"),
-        ({"rewards": [{"name": "beauty"}]}, 422, "reward-unknown"),
+        ({"rewards": [{"name": "beauty"}]}, 422, "reward-not-loaded"),
         ({"rewards": [{"name": "clipscore", "weight": 1e39}]}, 422, "score-nonfinite"),
         (MOST, 422, "too-many-candidates"),
     ],

@@ -57,7 +57,7 @@ def test_stochastic_candidates_are_the_trajectories_of_their_seeds(
 
 def test_images_count_until_their_answer_is_read(small: RunningService) -> None:
     never = problem(small.client.post("/v1/rollouts", json=rollout_request(count=200, steps=1, images="png")))
-    assert (never["status"], never["kind"], never["where"]) == (422, "too-many-images", "body.images")
+    assert (never["status"], never["kind"], never["where"]) == (422, "too-many-candidates", "body.images")
     most = int(never["expected"].split()[2])
     unread = small.send(rollout_request(count=most, steps=1, images="png"), accept=STREAM_MEDIA_TYPE)
     with unread.socket:

@@ -113,7 +113,7 @@ def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, br
 
     assert client.get("/v1/models").json() == before
     assert model["rewards"] == [REWARD]
-    assert (problem(ask(client, {"name": NAME}))["kind"]) == "reward-unknown"
+    assert (problem(ask(client, {"name": NAME}))["kind"]) == "reward-not-loaded"
     metrics = client.get("/metrics").text
     assert NAME not in metrics.replace(REWARD, "")
     assert brought.address not in metrics
@@ -136,7 +136,7 @@ def test_none_is_allowed_by_default(brought: Misbehaving) -> None:
     with client_of() as client:
         assert "reward_hosts" not in client.get("/v1/models").json()
         refused = problem(ask(client, {"name": NAME, "at": brought.address}))
-        assert (refused["status"], refused["kind"]) == (422, "reward-unknown")
+        assert (refused["status"], refused["kind"]) == (422, "reward-not-loaded")
         assert (refused["got"], refused["expected"]) == (brought.address, "no address")
         assert "--reward-hosts" in refused["action"]
     assert brought.asked == []
@@ -173,7 +173,7 @@ def test_an_address_that_is_not_listed_is_never_asked(
 ) -> None:
     at = REFUSED[name].format(port=brought.address.rsplit(":", 1)[1], other=unlisted)
     refused = problem(ask(client, {"name": NAME, "at": at}))
-    assert (refused["status"], refused["kind"]) == (422, "reward-unknown")
+    assert (refused["status"], refused["kind"]) == (422, "reward-not-loaded")
     assert refused["where"] == "body.rewards.0.at"
     assert brought.address in refused["expected"]
     assert "secret" not in str(refused)

@@ -94,7 +94,7 @@ def test_an_invalid_thumbnail_is_refused(service: RunningService, run: str, imag
     told: dict[str, Any] = report(0, samples=samples(0)).model_dump(mode="json")
     told["samples"]["pairs"][1]["regenerated"] = image
     found = problem(service.client.post(f"/v1/runs/{run}/iterations", json=told))
-    assert (found["status"], found["kind"]) == (422, "thumbnail")
+    assert (found["status"], found["kind"]) == (422, "invalid-request")
     assert found["where"] == "body.samples.pairs.1.regenerated"
     assert service.client.get(f"/v1/runs/{run}/iterations").json()["curve"]["iterations"] == []
 

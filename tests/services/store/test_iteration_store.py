@@ -88,7 +88,7 @@ async def test_a_report_that_is_too_large_is_refused(store: RunStore) -> None:
     settings = {"trained": {"clipscore": 1}, "values": {f"s{i}": "é" * 256 for i in range(16)}}
     large = report(0, rewards=dict.fromkeys(names, spread), seconds=dict.fromkeys(names, 1.5), settings=settings)
     problem = await refusal(store.add_iteration(TENANT, "run-a", large))
-    assert (problem.status, problem.kind) == (422, "report-too-large")
+    assert (problem.status, problem.kind) == (422, "invalid-request")
     assert await told(store) == []
     usual = report(
         0, rewards={f"reward_{i}": spread for i in range(16)}, seconds={f"phase_{i}": 1.5 for i in range(16)}

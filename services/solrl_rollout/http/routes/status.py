@@ -174,14 +174,14 @@ def check_thumbnails(samples: Samples) -> None:
     """Refuse samples unless every thumbnail is a small image: browsers decode whatever they are sent.
 
     Raises:
-        ProblemError: 422 `thumbnail`.
+        ProblemError: 422 `invalid-request`.
     """
     for i, pair in enumerate(samples.pairs):
         for name in ("explored", "regenerated"):
             fault = _fault(getattr(pair, name))
             if fault is not None:
                 raise ProblemError(
-                    ProblemKind.THUMBNAIL,
+                    ProblemKind.INVALID_REQUEST,
                     "a thumbnail is not a small image",
                     where=f"body.samples.pairs.{i}.{name}",
                     got=fault,
