@@ -198,7 +198,7 @@ def _load(settings: RewardSettings, device: torch.device) -> RewardSet:
         check_reward(source, settings.reward_options.get(name, {}), all_given=False)
     defaults = PlainDefaults(device, _options_of(settings.options_from))
     rewards = RewardSet.load(list(settings.sources), defaults, settings.reward_options, sources=settings.sources)
-    try_rewards(rewards, defaults, side=None)
+    try_rewards(rewards, defaults, side=256)
     return rewards
 
 

@@ -267,7 +267,7 @@ def test_a_reward_of_clips_gets_clips() -> None:
     assert try_rewards(RewardSet({"motion": motion}), CPU) == ["motion"]
 
 
-def test_a_reward_may_demand_a_size_unless_it_is_known(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_may_demand_a_size_unless_its_prompts_are_known(caplog: pytest.LogCaptureFixture) -> None:
     def of_64(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         if images.shape[-2:] != (64, 64):
             raise ValueError("expected 64 x 64")
@@ -276,8 +276,8 @@ def test_a_reward_may_demand_a_size_unless_it_is_known(caplog: pytest.LogCapture
     rewards = RewardSet({"a": of_64})
     assert try_rewards(rewards, PlainDefaults(CPU.device, ModelOptions(height=64, width=64))) == ["a"]
     with pytest.raises(RewardError, match="expected 64 x 64"):
-        try_rewards(rewards, CPU)
-    assert try_rewards(rewards, PlainDefaults(CPU.device), side=None) == []
+        try_rewards(rewards, CPU, prompts_of=lambda name: [("one", {})])
+    assert try_rewards(rewards, CPU) == []
     assert "it is used all the same" in caplog.messages[-1]
     with pytest.raises(RewardError, match="object is not callable"):
-        try_rewards(RewardSet({"a": 3}), PlainDefaults(CPU.device), side=None)  # type: ignore[dict-item]
+        try_rewards(RewardSet({"a": 3}), CPU)  # type: ignore[dict-item]
