@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-import redis
 from tests.services.iteration_helpers import report, tell
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import running_redis
 from tests.support.service_helpers import (
     Layout,
     RunningService,
@@ -60,15 +59,6 @@ def test_going_back_at_one_front_is_seen_at_the_other(fronts: Fronts, layout: La
     assert before != after == scores(here.rollout(adapter=("back", 1)))
 
 
-def test_a_deletion_at_one_front_is_seen_at_the_other(fronts: Fronts, layout: Layout) -> None:
-    here, there = fronts
-    assert here.push("finished", 0, adapter_file(layout, 1)).status_code == 201
-    assert there.rollout(adapter=("finished", 0))
-    assert here.client.delete("/v1/runs/finished").status_code == 204
-    assert refusal(there, "finished", 0) == "run-not-found"
-    assert "finished" not in [run["run"] for run in there.client.get("/v1/runs").json()["runs"]]
-
-
 def test_curves_of_one_front_are_on_the_page_of_the_other(fronts: Fronts, layout: Layout) -> None:
     here, there = fronts
     assert here.push("curve", 0, adapter_file(layout, 1)).status_code == 201
@@ -80,41 +70,3 @@ def test_curves_of_one_front_are_on_the_page_of_the_other(fronts: Fronts, layout
     assert here.push("curve", 0, adapter_file(layout, 1)).status_code == 201
     assert tell(here, "curve", report(0, 0.7)).status_code == 204
     assert curve(there, "curve") == ([0], [0.7])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis("never") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def service(server: RedisServer, layout: Layout) -> Iterator[RunningService]:
-    """With two runs, each of which has reported an iteration."""
-    with running_service("--redis-url", server.url, model=small_model()) as running:
-        for run in ("run-a", "run-b"):
-            assert running.push(run, 0, adapter_file(layout, 1)).status_code == 201
-            assert tell(running, run, report(0)).status_code == 204
-        yield running
-        assert "Traceback" not in running.log.read_text()
-
-
-def test_garbage_of_one_run_hides_no_other(service: RunningService, server: RedisServer) -> None:
-    run = "solrl:{local}:run:run-a"
-    with redis.Redis.from_url(server.url) as client:
-        client.hset(f"{run}:progress", mapping={"last": "garbage", "samples": "garbage"})
-        client.zadd(f"{run}:iterations", {"garbage": 1})
-        (damaged, whole) = service.client.get("/v1/status").json()["runs"]
-        assert (damaged["run"], damaged["last"]) == ("run-a", None)
-        assert (whole["run"], whole["last"]["iteration"]) == ("run-b", 0)
-        detail = service.client.get("/v1/runs/run-a/iterations").json()
-        assert (detail["curve"]["iterations"], detail["samples"]) == ([0], None)
-
-        client.hset(f"{run}:versions", "head", "garbage")
-        for path in ("/v1/status", "/v1/runs"):
-            assert [one["run"] for one in service.client.get(path).json()["runs"]] == ["run-b"]
-    refused = service.client.get("/v1/runs/run-a/adapters")
-    assert (refused.status_code, problem(refused)["kind"]) == (500, "adapter-corrupt")
-    # Each record once, however often it is read: progress, samples, iteration, and the run itself.
-    assert service.log.read_text().count("run 'run-a' is damaged in the store, and omitted") == 4
-    assert service.client.delete("/v1/runs/run-a").status_code == 204

@@ -75,6 +75,16 @@ async def test_a_damaged_record_blocks_no_newer_versions_and_breaks_no_lists(
     assert (await refusal(redis_store.list(TENANT, "run-a"))).kind == "adapter-corrupt"
 
 
+async def test_a_damaged_report_hides_no_other(redis_store: RedisRunStore, client: redis.Redis) -> None:
+    await fill(redis_store, 1)
+    await redis_store.add_iteration(TENANT, "run-a", report(0))
+    client.zadd(RECORDS.replace("versions", "iterations"), {"garbage": 1})
+    client.hset(RECORDS.replace("versions", "progress"), mapping={"last": "garbage", "samples": "garbage"})
+    assert [point.iteration for point in await redis_store.iterations(TENANT, "run-a")] == [0]
+    assert await redis_store.progress(TENANT, ["run-a"]) == {}
+    assert await redis_store.samples(TENANT, "run-a") is None
+
+
 class Overtaking(RedisRunStore):
     """Between finding a version and reading it, the run is rewound and the version pushed again."""
 
