@@ -3,27 +3,14 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
-import pytest
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from tests.services.security_helpers import Guarded, guarded_service, raw
-from tests.support.service_helpers import problem, read_response, rollout_request
+from tests.support.service_helpers import read_response, rollout_request
 
 QUOTA, LIMIT = 24, 48
-
-
-@pytest.fixture(scope="module")
-def at_quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Tenant `a` has a long-running chunk, and behind it as much as one tenant may queue: half of the queue."""
-    limits = ("--queue-limit", str(LIMIT), "--tenant-queue-limit", str(QUOTA))
-    with guarded_service(tmp_path_factory.mktemp("full"), *limits) as guarded, ExitStack() as held:
-        held.enter_context(accepted(guarded, "a", QUOTA))
-        while waiting(guarded):  # until it runs
-            time.sleep(0.05)
-        held.enter_context(accepted(guarded, "a", QUOTA))
-        yield guarded
 
 
 def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
@@ -58,34 +45,28 @@ def refused(guarded: Guarded, token: str) -> dict[str, str]:
     return document
 
 
-def test_a_tenant_at_its_quota_is_refused_before_it_sends_a_body_and_another_is_served(at_quota: Guarded) -> None:
-    document = refused(at_quota, "a")
-    assert document["detail"].startswith(f"tenant 'a' has {QUOTA} candidates waiting already")
-    accepted(at_quota, "b", 4).close()
-    while waiting(at_quota) > QUOTA:
-        time.sleep(0.05)
-    never = rollout_request(count=QUOTA + 1)
-    response = at_quota.service.client.post("/v1/rollouts", json=never, headers=at_quota.headers("b"))
-    found = problem(response)
-    assert (found["status"], found["kind"]) == (422, "too-many-candidates")
-    assert found["expected"] == f"at most {QUOTA} candidates per request"
-
-
-def test_a_full_queue_refuses_the_work_of_everyone_before_a_body_is_sent(at_quota: Guarded) -> None:
-    with accepted(at_quota, "b", LIMIT - QUOTA):
+def test_a_full_queue_refuses_work_before_a_body_is_sent(tmp_path: Path) -> None:
+    limits = ("--queue-limit", str(LIMIT), "--tenant-queue-limit", str(QUOTA))
+    with guarded_service(tmp_path, *limits) as guarded, ExitStack() as held:
+        held.enter_context(accepted(guarded, "a", QUOTA))
+        while waiting(guarded):  # until it runs
+            time.sleep(0.05)
+        held.enter_context(accepted(guarded, "a", QUOTA))
+        assert refused(guarded, "a")["detail"].startswith(f"tenant 'a' has {QUOTA} candidates waiting already")
+        held.enter_context(accepted(guarded, "b", LIMIT - QUOTA))
         for token in ("a", "b", "rollout"):
-            document = refused(at_quota, token)
+            document = refused(guarded, token)
             assert document["detail"].startswith(f"there are {LIMIT} candidates waiting already")
             assert document["expected"] == "at most 0 more candidates now"
             assert "later" in document["action"]
         # Requests that queue nothing are served.
         for path in ("/v1/status", "/v1/models", "/v1/runs", "/health/live"):
-            assert at_quota.service.client.get(path, headers=at_quota.headers("a")).status_code == 200
-        assert at_quota.service.client.post("/v1/nothing", headers=at_quota.headers("a")).status_code == 404
+            assert guarded.service.client.get(path, headers=guarded.headers("a")).status_code == 200
+        assert guarded.service.client.post("/v1/nothing", headers=guarded.headers("a")).status_code == 404
         # A client may still send a refused body and keep the connection.
-        with socket.create_connection(("127.0.0.1", at_quota.service.port), timeout=600) as sock:
+        with socket.create_connection(("127.0.0.1", guarded.service.port), timeout=600) as sock:
             for _ in range(2):
-                sock.sendall(head(at_quota, "b", 1000).replace("\n", "\r\n").encode() + b"\r\n\r\n")
+                sock.sendall(head(guarded, "b", 1000).replace("\n", "\r\n").encode() + b"\r\n\r\n")
                 assert read_response(sock)[0] == 429
                 sock.sendall(b"x" * 1000)
             sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")

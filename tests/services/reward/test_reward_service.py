@@ -173,18 +173,6 @@ def test_a_batch_waits_for_other_services_until_all_its_callers_have_left(app: A
     assert 'reward="patient"' not in client.get("/metrics").text
 
 
-def test_a_full_queue_refuses_work_by_its_head() -> None:
-    app = create_app(RewardSettings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
-    with client_at(app) as full, busy(full) as callers:
-        second = callers.submit(scores, full, wanted(*range(MAX_SCORED_IMAGES)))
-        until(lambda: waiting(app) == MAX_SCORED_IMAGES)
-        refused = ask(full, b"never read")
-        assert problem(refused)["kind"] == "queue-full"
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        served_rewards.opened.set()
-        assert len(second.result(600).scores[GATED]) == MAX_SCORED_IMAGES
-
-
 def test_tenants_have_shares_of_the_queue_and_take_turns(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     ann, bob = ({"Authorization": f"Bearer {create_token(file, who, ('score',), None)[0]}"} for who in ("ann", "bob"))
