@@ -42,7 +42,7 @@ class Rule:
         media_types: allowed for its body; a route without any has no body, and never reads one.
         need: the access.
         queues_work: whether its requests wait in the service's queue.
-        largest_body: name of the setting that limits its body.
+        body_limit_setting: name of the setting that limits its body.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Rule:
     media_types: tuple[str, ...]
     need: Need
     queues_work: bool
-    largest_body: str
+    body_limit_setting: str
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Caller:
 
 
 def access(
-    need: Need, *, queues_work: bool = False, largest_body: str = "max_body_bytes"
+    need: Need, *, queues_work: bool = False, body_limit_setting: str = "max_body_bytes"
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare what a route requires, see `Rule`; goes below the route's own decorator."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        declared = partial(Rule, need=need, queues_work=queues_work, largest_body=largest_body)
+        declared = partial(Rule, need=need, queues_work=queues_work, body_limit_setting=body_limit_setting)
         setattr(endpoint, _DECLARATION, declared)
         return endpoint
 

@@ -374,10 +374,10 @@ class RewardSet:
         for name in names:
             reward, began = self._rewards[name], time.monotonic()
             try:
-                inputs = self._taken(name, images, prompts, metadata)
+                inputs = self._inputs_of(name, images, prompts, metadata)
                 with calling():
                     returned = reward(*copies(*inputs))
-                scores[name] = self._joined(name, returned, inputs[1], len(images))
+                scores[name] = self._scores_per_image(name, returned, inputs[1], len(images))
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
@@ -407,15 +407,15 @@ class RewardSet:
             if ask is None:
                 scores |= await asyncio.to_thread(self.score, [name], images, prompts, metadata, on_scored)
             else:
-                inputs = self._taken(name, images, prompts, metadata)
-                scores[name] = self._joined(name, await ask(*copies(*inputs)), inputs[1], len(images))
+                inputs = self._inputs_of(name, images, prompts, metadata)
+                scores[name] = self._scores_per_image(name, await ask(*copies(*inputs)), inputs[1], len(images))
                 on_scored(name, time.monotonic() - began)
         return scores
 
     def _rule(self, name: str) -> FrameRule:
         return self._rules.get(name, FrameRule())
 
-    def _taken(
+    def _inputs_of(
         self, name: str, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> tuple[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]]:
         """What a reward gets of images or clips."""
@@ -423,7 +423,7 @@ class RewardSet:
             return images, prompts, metadata
         return self._rule(name).frames_of(images, prompts, metadata)
 
-    def _joined(self, name: str, returned: Any, prompts: Sequence[str], count: int) -> torch.Tensor:
+    def _scores_per_image(self, name: str, returned: Any, prompts: Sequence[str], count: int) -> torch.Tensor:
         """Scores [count] of images or clips, from what a reward returned for the images or frames that it got."""
         scores = checked_scores(name, returned, prompts)
         return scores if len(scores) == count else self._rule(name).joined(scores, count)

@@ -126,7 +126,7 @@ class Bodies:
 
     async def _collect(self, scope: Scope, receive: Receive, reserve: Callable[[int], None]) -> Message:
         """The whole body as one message, or the disconnection before its end."""
-        headers, setting = dict(scope["headers"]), scope["state"]["rule"].largest_body
+        headers, setting = dict(scope["headers"]), scope["state"]["rule"].body_limit_setting
         limit: int = getattr(self._settings, setting)
         length = headers.get(b"content-length", b"").decode("latin-1")
         counted = int(length) if length.isdecimal() else 0

@@ -138,7 +138,7 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
         raise AssertionError(message)
 
     headers = [(b"content-length", str(declared).encode())] if declared else []
-    rule = SimpleNamespace(largest_body="max_body_bytes")
+    rule = SimpleNamespace(body_limit_setting="max_body_bytes")
     scope = {"type": "http", "method": "PUT", "headers": headers, "state": {"rule": rule}}
     await Bodies(app, HttpSettings(), budget)(scope, receive, send)
     assert seen == ([30, 30, 30, 30] if declared else [0, 10, 20, 30])
@@ -168,7 +168,7 @@ def test_only_one_of_several_bodies_is_in_memory_twice(chunked: bool) -> None:
         pytest.fail(str(message))
 
     headers = [] if chunked else [(b"content-length", str(size).encode())]
-    rule = SimpleNamespace(largest_body="max_body_bytes")
+    rule = SimpleNamespace(body_limit_setting="max_body_bytes")
     bodies = Bodies(app, HttpSettings(max_body_bytes=size), InflightBytes(count * size, count * size))
 
     async def collect() -> None:

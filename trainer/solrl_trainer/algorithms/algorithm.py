@@ -233,7 +233,10 @@ def aggregated(
 
 
 def merge_group_ties(rewards: torch.Tensor) -> torch.Tensor:
-    """Rewards [groups, kept], equal where those of a group are up to rounding, on which no algorithm may train."""
+    """Rewards [groups, kept] with ties merged: values of a group that differ only by rounding become equal.
+
+    So no algorithm trains on rounding.
+    """
     return rewards.new_tensor([merge_ties(group) for group in rewards.tolist()])
 
 

@@ -81,7 +81,13 @@ logger = logging.getLogger(__name__)
 def open_device_source(
     config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
 ) -> Iterator["DeviceSource"]:
-    """Load a run that explores on this device; arguments as of `open_session`, errors as of `load`."""
+    """Load a run that explores on this device; `on_wait` is told of waits for reward servers.
+
+    Raises:
+        MismatchError: the plan is of another model.
+        RewardError: a reward cannot score two grey images.
+        ValueError, OSError: the model or rewards cannot be loaded, or the device does not compute in the precision.
+    """
     loaded = load(config, world, on_wait)
     yield DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
 

@@ -45,12 +45,13 @@ Arrived = CandidateGroup | ExplorationSummary
 def open_service_source(
     config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
 ) -> Iterator["ServiceSource"]:
-    """Load a run that explores at a service with the same model and rewards; arguments as of `open_session`.
+    """Load a run that explores at a service with the same model and rewards; `on_wait` is told of waits for servers.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: noise contract or digests differ; names the part.
-        ValueError, OSError: as `load`.
+        RewardError: a reward cannot score two grey images.
+        ValueError, OSError: the model or rewards cannot be loaded, or the device does not compute in the precision.
     """
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()

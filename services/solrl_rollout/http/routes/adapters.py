@@ -46,7 +46,7 @@ async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> No
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
     responses={200: {"model": AdapterInfo, "description": "Stored already, with the same content"}},
 )
-@access("push", largest_body="max_adapter_bytes")
+@access("push", body_limit_setting="max_adapter_bytes")
 async def put_adapter(
     request: Request,
     response: Response,
