@@ -13,15 +13,18 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from scipy.stats import kendalltau
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.sampler import SOLVERS
 from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
+from solrl_proto.selection import merge_ties
 from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, QUANTISED, REWARDS, named, solver_of, use_layers
@@ -84,11 +87,18 @@ def measure(model: str, args: argparse.Namespace) -> list[Row]:
             "numerics": generators[plan[0]].numerics,
             "proxy": f"{plan[0].upper()} {plan[1]} steps",
             "quantized_share": backbone.quantized_share(plan[0]),
+            "kendall": kendall(scores[plan, reward], scores[TRUE, reward]),
             **vars(rank_fidelity(torch.stack(scores[plan, reward]), torch.stack(scores[TRUE, reward]))),
         }
         for reward in args.rewards
         for plan in proxies
     ]
+
+
+def kendall(proxy: Sequence[torch.Tensor], true: Sequence[torch.Tensor]) -> float:
+    """Mean of Kendall's τ between the rewards [candidates] of the same prompt."""
+    merged = ([merge_ties(one.double().tolist()) for one in rewards] for rewards in (proxy, true))
+    return float(np.mean([kendalltau(*pair).statistic for pair in zip(*merged, strict=True)]))
 
 
 def page(found: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import kendalltau, rankdata, spearmanr
+from scipy.stats import rankdata, spearmanr
 from scipy.stats import t as student
 from solrl_proto.selection import merge_ties
 from torch import Tensor
@@ -24,9 +24,8 @@ class Fidelity:
     Rewards that are equal up to rounding share the mean of their ranks.
 
     Attributes:
-        spearman: rank correlation within a group, as of `correlations`. NaN if the true rewards of every group are
+        spearman: rank correlation within a group, as of `correlation`. NaN if the true rewards of every group are
             equal; otherwise such groups do not count.
-        kendall: the same by Kendall's τ.
         top_overlap: size → overlap of the proxy's and the true top of that size.
         bottom_overlap: the same of the bottom.
         top_rank: mean true rank of the best half that the proxy selects.
@@ -37,7 +36,6 @@ class Fidelity:
     """
 
     spearman: float
-    kendall: float
     top_overlap: dict[int, float]
     bottom_overlap: dict[int, float]
     top_rank: float
@@ -105,12 +103,10 @@ def rank_fidelity(proxy: Tensor, true: Tensor, keep: int = 24) -> Fidelity:
         )
     sizes = [size for size in (4, 8, 12) if 2 * size <= keep]
     rows = np.array([_one_group(p, t, keep // 2, sizes) for p, t in zip(proxy, true, strict=True)])
-    measured = rows[~np.isnan(rows[:, 0])]
-    spearman, kendall = measured[:, :2].mean(0) if len(measured) else (math.nan, math.nan)
-    top, bottom, perfect_top, perfect_bottom, best_share, *overlaps = rows[:, 2:].mean(0).tolist()
+    measured = rows[~np.isnan(rows[:, 0]), 0]
+    top, bottom, perfect_top, perfect_bottom, best_share, *overlaps = rows[:, 1:].mean(0).tolist()
     return Fidelity(
-        spearman=float(spearman),
-        kendall=float(kendall),
+        spearman=float(measured.mean()) if len(measured) else math.nan,
         top_rank=top,
         bottom_rank=bottom,
         perfect_top=perfect_top,
@@ -130,17 +126,17 @@ def separations(proxy: Tensor, true: Tensor, keep: int = 24) -> npt.NDArray[np.f
     return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in each])
 
 
-def correlations(proxy: Tensor, true: Tensor) -> tuple[float, float]:
-    """Spearman's and Kendall's rank correlation of the rewards [candidates] of a group.
+def correlation(proxy: Tensor, true: Tensor) -> float:
+    """Spearman's rank correlation of the rewards [candidates] of a group.
 
     0 if only the proxy's rewards are equal; NaN if the true ones are, which rank nothing.
     """
     cheap, exact = _merge_ties(proxy), _merge_ties(true)
     if np.ptp(exact) == 0:
-        return math.nan, math.nan
+        return math.nan
     if np.ptp(cheap) == 0:
-        return 0.0, 0.0
-    return float(spearmanr(cheap, exact).statistic), float(kendalltau(cheap, exact).statistic)
+        return 0.0
+    return float(spearmanr(cheap, exact).statistic)
 
 
 def end_ranks(proxy: Tensor, true: Tensor, half: int) -> tuple[float, float]:
@@ -162,7 +158,7 @@ def _one_group(proxy: Tensor, true: Tensor, half: int, sizes: list[int]) -> list
     exact = _merge_ties(true)
     by_proxy, by_true = _from_best(_merge_ties(proxy)), _from_best(exact)
     return [
-        *correlations(proxy, true),
+        correlation(proxy, true),
         *end_ranks(proxy, true, half),
         *end_ranks(true, true, half),
         float((exact == exact.max()).mean()),

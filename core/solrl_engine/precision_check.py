@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.fidelity import RankCorrelation, correlations, rank_fidelity
+from solrl_core.fidelity import RankCorrelation, correlation, rank_fidelity
 from solrl_core.precision.layer_policy import apply_policy
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from solrl_core.precision.support import probe
@@ -147,7 +147,7 @@ class PrecisionCheck:
             name: rank_fidelity(torch.stack(scores[name]), torch.stack(self.true[name]), keep=2) for name in scores
         }
         correlated = {
-            name: [correlations(own, true)[0] for true, own in zip(self.true[name], scores[name], strict=True)]
+            name: [correlation(own, true) for true, own in zip(self.true[name], scores[name], strict=True)]
             for name in scores
         }
         return Measured(

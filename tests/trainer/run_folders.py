@@ -93,7 +93,6 @@ def write_metrics(folder: Path, iterations: int, ranks: Sequence[float] = (0.873
     fidelity: dict[str, Any] = {
         "event": "fidelity",
         "prompts": 4,
-        "kendall": 0.712,
         "top_overlap": {"4": 0.44, "8": 0.59, "12": 0.69},
         "bottom_overlap": {"4": 0.5, "8": 0.63, "12": 0.73},
         "top_rank": 14.2,

@@ -34,7 +34,7 @@ from solrl_trainer.records.records import IterationRecord, share_without_spread,
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
 from solrl_trainer.records.trackers.run_trackers import Trackers
-from solrl_trainer.rollouts.exploration import IterationSamples
+from solrl_trainer.rollouts.exploration import ExplorationSummary, IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, batched, best_and_worst
 from solrl_trainer.rollouts.image_comparisons import SHOWN_EACH, SHOWN_PROMPTS, ImageComparisons, compare_images
 from solrl_trainer.rollouts.selection import select
@@ -180,10 +180,11 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
     prompts, local = session.prompts(iteration), session.device.own_prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     clock.restart()
-    exploration = session.source.explore(iteration)
+    summaries: list[ExplorationSummary] = []
+    arriving = session.source.explore(iteration, summaries.append)
     begun: list[tuple[list[CandidateGroup], Pending[ScoredSamples]]] = []
     explored = 0
-    for part in batched(log.candidates(iteration, exploration), session.device.groups_per_batch(explore.keep)):
+    for part in batched(log.candidates(iteration, arriving), session.device.groups_per_batch(explore.keep)):
         explored += len(part)
         done = round(explore.prompts * explored / len(local))  # the other ranks are taken to be as far
         log.counted(iteration, "explored", done * explore.candidates, explore.prompts * explore.candidates)
@@ -198,8 +199,9 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
             for selection, regenerated in zip(selections, scored().split(len(selections)), strict=True):
                 images = best_and_worst(regenerated.images, SHOWN_EACH)
                 groups.append(replace(selection, samples=replace(regenerated, images=images)))
-    clock.add("candidates", "service", exploration.summary.times)
-    samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
+    (summary,) = summaries
+    clock.add("candidates", "service", summary.times)
+    samples = IterationSamples.gather(prompts, groups, summary, session.world)
     log.samples_ready(iteration, samples)
     return samples
 

@@ -12,7 +12,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_trainer.commands.run import run
 from solrl_trainer.prompts.prompt_sets import PromptSet, find_prompts, read_prompts
 from solrl_trainer.rollouts.device_source import DeviceSource
-from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.exploration import ExplorationSummary, seed_root
 from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.selection import best_worst, select
@@ -66,13 +66,13 @@ def test_training_uses_the_candidates(recipe: str, precision: str, backbone: Pip
     rewards = RewardSet.load(["clipscore"], backbone)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
     source = DeviceSource(config, Loaded(backbone, rewards), Models.build(backbone, config), PromptSet(([prompt],)))
-    exploration = source.explore(3)
-    (group,) = exploration
+    summaries: list[ExplorationSummary] = []
+    (group,) = source.explore(3, summaries.append)
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore)
     kept = source.regenerate([selection])()
     assert kept is selection.samples
-    summary = exploration.summary
+    (summary,) = summaries
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)
     assert summary.score_sum == pytest.approx(sum(group.scores))
     # Generate all in one batch, as before: in a different batch, an NVFP4 value may round to its neighbour.

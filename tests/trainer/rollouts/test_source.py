@@ -54,7 +54,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     for version in range(3):
         source.push(version, b"")
         with pytest.raises(ConnectionError):
-            list(source.explore(version))
+            list(source.explore(version, print))
     assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]
     client.requests.clear()
     with pytest.raises(ConnectionError):

@@ -18,7 +18,7 @@ from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.records.trackers.run_trackers import Trackers
-from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
+from solrl_trainer.rollouts.exploration import IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.image_comparisons import ImageComparisons
 from solrl_trainer.run_folder.metrics_file import MetricsFile
@@ -92,9 +92,8 @@ class RunLog:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
 
-    def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
+    def candidates(self, iteration: int, groups: Iterator[CandidateGroup]) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
-        groups = iter(exploration)
         while True:
             with self.phase(iteration, "explore", clock="wait"):
                 group = next(groups, None)

@@ -31,8 +31,8 @@ from solrl_trainer.prompts.stored_files import stored_files
 from solrl_trainer.ranks.communicator import Communicator, shard
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import (
-    Exploration,
     ExplorationSummary,
+    OnSummary,
     exploration_plan,
     seed_root,
     training_plan,
@@ -137,11 +137,8 @@ class DeviceSource:
         """Merge this version."""
         self.models.merge_behaviour(adapter, version)
 
-    def explore(self, iteration: int) -> Exploration:
-        """The candidates of an iteration, under the newest version, generated on demand."""
-        return Exploration(self._explored(iteration))
-
-    def _explored(self, iteration: int) -> Iterator[CandidateGroup | ExplorationSummary]:
+    def explore(self, iteration: int, on_summary: OnSummary) -> Iterator[CandidateGroup]:
+        """The groups of an iteration, under the newest version, generated on demand; `on_summary` after the last."""
         score_sum, score_count, seconds = 0.0, 0, 0.0
         groups = self.groups(self.own_prompts(iteration), iteration)
         while True:
@@ -156,9 +153,8 @@ class DeviceSource:
             yield group
         generator = self._group_sampler.sampler.generator
         # Without lag, the version has the number of the iteration.
-        yield ExplorationSummary(
-            iteration, iteration, generator.precision, generator.numerics, score_sum, score_count, seconds
-        )
+        numerics = generator.precision, generator.numerics
+        on_summary(ExplorationSummary(iteration, iteration, *numerics, score_sum, score_count, seconds))
 
     def groups(self, prompts: Sequence[PromptItem], iteration: int) -> Iterator[CandidateGroup]:
         """Explore these prompts of an iteration, under the newest version, or read their stored images."""

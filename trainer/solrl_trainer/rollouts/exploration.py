@@ -1,6 +1,6 @@
 """Exploration of an iteration, whose scores decide which seeds are trained on, and the samples of all ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,22 +35,7 @@ class ExplorationSummary:
     seconds_here: float | None = None
 
 
-class Exploration:
-    """Groups of candidates of one iteration, in any order, each as soon as it is complete; then `summary` is there."""
-
-    summary: ExplorationSummary
-
-    def __init__(self, arriving: Iterator[CandidateGroup | ExplorationSummary]) -> None:
-        """`arriving`: the groups, and at last the summary."""
-        self._arriving = arriving
-
-    def __iter__(self) -> Iterator[CandidateGroup]:
-        """Yield each group; raise an error of the exploration."""
-        for arrived in self._arriving:
-            if isinstance(arrived, ExplorationSummary):
-                self.summary = arrived
-                return
-            yield arrived
+OnSummary = Callable[[ExplorationSummary], None]
 
 
 def seed_root(seed: int, iteration: int) -> int:

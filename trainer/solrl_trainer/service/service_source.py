@@ -24,7 +24,7 @@ from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
 from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
 from solrl_trainer.rollouts.device_source import DeviceSource
-from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
+from solrl_trainer.rollouts.exploration import ExplorationSummary, OnSummary, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
@@ -192,11 +192,11 @@ class ServiceSource:
                 self.device.models.encoders.encode([prompt.text for prompt in prefetch.prompts], self._config.guidance)
                 prefetch.groups.extend(self.device.groups(prefetch.prompts, iteration))
 
-    def explore(self, iteration: int) -> Exploration:
-        """The exploration of an iteration, which `_prefetch` has begun; this device then explores what it has to."""
-        return Exploration(self._arrivals(iteration))
+    def explore(self, iteration: int, on_summary: OnSummary) -> Iterator[CandidateGroup]:
+        """The groups of an iteration, which `_prefetch` has begun; this device then explores what it has to.
 
-    def _arrivals(self, iteration: int) -> Iterator[Arrived]:
+        They come in any order, each as soon as it is complete; `on_summary` after the last.
+        """
         prefetch, began = self._prefetched[iteration], time.perf_counter()
         self._explore_here(iteration)
         seconds = time.perf_counter() - began
@@ -206,11 +206,14 @@ class ServiceSource:
             arrived = prefetch.arrived.get()
             if isinstance(arrived, BaseException):
                 raise arrived
-            if isinstance(arrived, ExplorationSummary) and self._config.explores_here:
-                scores = [score for group in prefetch.groups for score in group.scores]
-                total, count = arrived.score_sum + sum(scores), arrived.score_count + len(scores)
-                arrived = replace(arrived, score_sum=total, score_count=count, seconds_here=seconds)
+            if isinstance(arrived, ExplorationSummary):
+                break
             yield arrived
+        if self._config.explores_here:
+            scores = [score for group in prefetch.groups for score in group.scores]
+            total, count = arrived.score_sum + sum(scores), arrived.score_count + len(scores)
+            arrived = replace(arrived, score_sum=total, score_count=count, seconds_here=seconds)
+        on_summary(arrived)
 
     def _ask(
         self,
