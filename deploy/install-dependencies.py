@@ -41,7 +41,7 @@ def main() -> None:
     before = installed()
     if "torch" not in before:
         sys.exit("the base image has no PyTorch: choose another BASE, or give --build-arg TORCH=torch==2.13.0")
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as constraints:
         constraints.writelines(f"{name}=={version}\n" for name, (version, _) in before.items())
         constraints.flush()
         pip("install", *(set(dependencies) - set(wanted)), constraints=constraints.name)

@@ -28,7 +28,7 @@ def engine_version() -> str | None:
         return None
     try:
         import transformer_engine
-        import transformer_engine.pytorch
+        import transformer_engine.pytorch  # noqa: F401
     except Exception as error:  # a build for another CUDA or torch fails in many ways
         raise ValueError(f"Transformer Engine is broken: {type(error).__name__}: {error}") from error
     return str(transformer_engine.__version__)
