@@ -20,7 +20,8 @@ def state_put_back() -> Iterator[None]:
     """Put back random states, torch's default dtype, gradient mode and number of threads after a reward's code."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if is_initialized else ()
     try:
         with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield

@@ -4,6 +4,7 @@ YAML 1.1, which PyYAML reads, has 010 for 8, 1:30 for 90, 2025-11-25 for a date,
 """
 
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import yaml
@@ -13,7 +14,7 @@ LONGEST = 2**20
 _DEEPEST = 32
 _TAGS = "tag:yaml.org,2002:"
 
-_SCALARS = {
+_SCALARS: dict[str, tuple[str | None, Callable[[str], Any]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
     "int": (
@@ -80,14 +81,14 @@ def _at(mark: Any, problem: str) -> YamlError:
     return YamlError(f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem)
 
 
-def _value(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int]) -> Any:
-    if id(node) in seen:
+def _value(node: yaml.Node, prefix: str, lines: dict[str, int], node_ids: set[int]) -> Any:
+    if id(node) in node_ids:
         raise _at(node.start_mark, "got an alias of this value; expected the value itself, written out again")
-    seen.add(id(node))
+    node_ids.add(id(node))
     if prefix.count(".") > _DEEPEST:
         raise _at(node.start_mark, f"expected at most {_DEEPEST} values inside each other")
     if isinstance(node, yaml.SequenceNode):
-        return [_value(item, f"{prefix}{index}.", lines, seen) for index, item in enumerate(node.value)]
+        return [_value(item, f"{prefix}{index}.", lines, node_ids) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
         try:
             return _SCALARS[node.tag.removeprefix(_TAGS)][1](node.value)
@@ -101,5 +102,5 @@ def _value(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int]) 
         if name in lines:
             raise _at(key.start_mark, f"{name} is there already, in line {lines[name]}; expected it once")
         lines[name] = key.start_mark.line + 1
-        mapping[key.value] = _value(value, f"{name}.", lines, seen)
+        mapping[key.value] = _value(value, f"{name}.", lines, node_ids)
     return mapping
