@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from solrl_trainer.commands.cli import main
 from tests.docs.fences import blocks, example
 from tests.support.ports import free_port
 from tests.support.service_helpers import is_ready
+from tests.support.typed import accepted
 
 SMALLER = "--iterations 1 --set explore.prompts=2 --set explore.candidates=24 --set explore.keep=4 "
 SMALLER += "--set evaluate.prompts=4 --set evaluate.fidelity_prompts=1"
@@ -34,6 +37,20 @@ def test_the_commands_of_the_readme_train_on_its_reward(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("README.md", "sh") if "--run red " in block.text]
     shell(f"{block.text.strip()} {SMALLER}", tmp_path)
     assert_trained(tmp_path / "runs/red", "my_redness:redness")
+
+
+def test_kohya_s_captions_become_prompts_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "my_images"
+    folder.mkdir()
+    for name in ("cat", "dog"):
+        Image.new("RGB", (64, 64)).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"a {name}\n")
+    (folder / "test.txt").write_text("a fox\n")
+    subprocess.run([sys.executable, "-c", example("docs/images-and-pairs.md").text], check=True)
+    words = ("--preset", "mini-sana/sft/clipscore", "--set", "prompts=my_images", "--set", "explore.prompts=2")
+    accepted(main, "run", *words, "--dry-run")
+    assert (folder / "train.jsonl").read_text().splitlines()[0] == '{"file_name": "cat.png", "text": "a cat"}'
 
 
 @pytest.mark.slow

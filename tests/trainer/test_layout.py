@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from solrl_core.families.load import locate
+from solrl_core.families.skeleton import Meta, load_skeleton
+from solrl_core.model_options import ImageSize
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.layout import (
     RATES,
@@ -20,8 +24,10 @@ from solrl_trainer.commands.layout import (
 )
 from solrl_trainer.session import running_text
 from solrl_trainer.settings.presets import resolve
+from tests.support.true_shapes import write_skeleton
 from tests.support.typed import accepted, refused
 from tests.trainer.training_helpers import tiny_config
+from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).parents[2]
 PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
@@ -123,6 +129,35 @@ def test_blocks_that_recompute_take_their_part_of_a_pass_again() -> None:
     planned = "solrl-train memory --gpu 48 --preset flux1/fast/hpsv2 --set explore.precision=bf16\n"
     assert planned in layout(*words, "--set", "explore.precision=bf16")
     assert "solrl-train memory" not in layout(*words, "--set", "optimizer.activation_checkpointing=49")
+
+
+@pytest.mark.slow
+@pytest.mark.release
+def test_the_hours_of_sd3_medium_on_24_gb_are_those_of_equal_flops_a_second(tmp_path: Path) -> None:
+    def flops(model: str, side: int) -> int:
+        miniature = locate({"flux": "mini-flux", "sana": "mini-sana"}.get(model, "mini-sd3"))
+        folder = write_skeleton(model, Path(miniature), tmp_path / model)
+        backbone = load_skeleton(str(folder), size=ImageSize(side, side))
+        with Meta(), torch.inference_mode(), FlopCounterMode(display=False) as counter:
+            row = backbone.encode(["a"], 1.0)
+            before = counter.get_total_flops()
+            latents = torch.empty(1, *backbone.latent_shape, device="meta")
+            backbone.velocity(backbone.transformer, latents, torch.ones(1, device="meta"), row, 1.0)
+        return counter.get_total_flops() - before
+
+    guidance = ("guidance=4.5", "explore.precision=bf16", "evaluate.rewards=clipscore")
+    config = resolve("sd3-medium/fast/imagereward", overrides=guidance).config
+    ours, hours = 2 * flops("sd3-medium", 512), []
+    for preset, model, side in (("sd3", "sd3", 1024), ("flux1", "flux", 512), ("sana", "sana", 1024)):
+        share, rates = ours / flops(model, side), RATES[preset]
+        bf16, point, again = (share * seconds for seconds in (rates.bf16, rates.point, rates.reference))
+        # All blocks recompute: a pass of the reference again, which `fast` omits otherwise.
+        each = scaled_rates(Rates(bf16, bf16, RATES["flux1"].image, point + again, again), "RTX 4090")
+        seconds = config.iterations * config.explore.prompts * stages(config, each).total + measuring(config, each)
+        hours.append(f"{seconds / 3600:.1f}")
+    text = " ".join((ROOT / "docs/memory.md").read_text(encoding="utf-8").split())
+    assert f"computed: {hours[0]}, by SD3.5-Large's speed" in text
+    assert f"of FLUX.1 or SANA, {hours[1]} or {hours[2]}." in text
 
 
 def test_the_slower_side_sets_the_pace_and_a_share_of_exploring_evens_it() -> None:
