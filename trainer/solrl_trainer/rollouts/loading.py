@@ -55,8 +55,8 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     Raises:
         MismatchError: the plan is of another model.
         RewardError: a reward cannot score two grey images.
-        ValueError, OSError: model or rewards cannot be loaded, the layer list is of another model, or this device
-            explores and does not compute in the precision.
+        ValueError, OSError: model or rewards cannot be loaded, or this device explores and does not compute in
+            the precision.
     """
     device = pick_device(config.device, world)
     if config.explores_here and config.explore.precision == "fp8":
