@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from proof.compose import load
 from solrl_rollout.settings import RolloutSettings
+from tests.docs.command_checks import parsed
 from tests.docs.fences import ROOT, blocks
 from tests.support.service_helpers import running_service
 
@@ -102,6 +104,19 @@ def test_the_page_s_hours_and_share_are_those_of_the_layout(node: Path) -> None:
     assert f"SOLRL_ROLLOUT_GPU={uuids}\n" in (node / ".env").read_text()
     (share,) = set(re.findall(r"explore\.share=([\d.]+)", printed))
     assert PAGE.count(f"--set explore.share={share}") == 2
+
+
+def test_the_page_s_command_of_a_run_is_the_compose_file_s() -> None:
+    (text,) = [
+        block.text for block in blocks("docs/five-people.md", "sh") if block.text.startswith("deploy/gpus\nNAME")
+    ]
+    written = shlex.split(text.replace("\\\n", " ").replace("$NAME", "first").partition("--name first trainer ")[2])
+    written = written[: written.index("docker")]
+    variables = {"SOLRL_RUN": "first", "SOLRL_EXPLORE_SHARE": "0.833", "SOLRL_PATIENCE": "28800"}
+    theirs = load(ROOT / "docker-compose.yml", variables)["services"]["trainer"]["command"]
+    commands = [vars(parsed(["solrl-train", *words])) for words in (written, theirs)]
+    assert sorted(commands[0].pop("set")) == sorted(commands[1].pop("set"))
+    assert commands[0] == commands[1]
 
 
 def test_the_gpus_without_container_and_program_are_free(tmp_path: Path) -> None:

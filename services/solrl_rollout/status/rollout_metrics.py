@@ -123,7 +123,7 @@ class RolloutMetrics(RequestMetrics):
         with self._lock:
             self._run(tenant, run).head = version
 
-    def adapter_served(self, tenant: str, run: str, version: int | None, head: int) -> None:
+    def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
         """Record the version that served a run's last request, None if it was deleted; and the run's newest version."""
         with self._lock:
             load = self._run(tenant, run)

@@ -127,7 +127,7 @@ def test_a_node_that_dies_is_named_and_both_nodes_resume_the_run(network: Networ
     assert programs[1].wait(600) == -signal.SIGKILL
     (line,) = messages(first.log)
     assert line.startswith("solrl-train: lost rank 1 (killed")
-    assert line.endswith(f"continue with: torchrun … -m solrl_trainer run --resume {RUN}")
+    assert line.endswith(f"torchrun … -m solrl_trainer run --resume {RUN}")
     assert not (first.folder / RUN / "result.json").exists()
 
     assert [program.wait(600) for program in network.start()] == [0, 0], first.log.read_text()
