@@ -1,5 +1,6 @@
 """Figures of the pages of evidence: filters that say them, and those that take several results, by their names."""
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +11,24 @@ import numpy as np
 from fast.arms import ALL, BASELINE, CONFIRM, FAST, FAST_UPDATE, PLAIN, STEEP, UNEXPLORED, experiment
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
-from fast.page import POOLED, beside_fast, by_preset, gains, height, judge_at_target, preset_seconds, times_as_long
+from fast.page import (
+    POOLED,
+    beside_fast,
+    by_preset,
+    gains,
+    height,
+    judge_at_target,
+    paired,
+    preset_seconds,
+    ratio,
+    times_as_long,
+)
 from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from peer_drives.turns import LEARNINGS
 from peers import PROMPTS, SAMPLES, halves
+from scipy.stats import t as student
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
@@ -34,6 +47,35 @@ CHANGES_STAGE = "screen 10"
 """The stage that has changes of today's `fast`."""
 AWM_STAGE, EARLIER_FAST = "screen 8", "100 it"
 """The stage that has AWM, and its name of the `fast` of that time."""
+TOGETHER = (
+    "prompts: my_prompts",
+    "guidance: 3.5",
+    "explore.prompts: 12",
+    "evaluate.every: 5",
+    "evaluate.prompts: 64",
+    "evaluate.seeds: 2",
+    "evaluate.rewards: [clipscore, pickscore, hpsv2]",
+    "evaluate.stop_after: null",
+)
+"""YAML of all arms of the test of `fast` on FLUX.1."""
+DECISIVE: Mapping[str, tuple[str, Sequence[str]]] = {
+    "fast": ("fast", ()),
+    "plain": ("diffusionnft", ("optimizer.updates=6", "optimizer.cosine_iterations=all")),
+    "small": (
+        "diffusionnft",
+        (
+            "optimizer.updates=2",
+            "algorithm.beta=0.1",
+            "policy.decay_flat=37",
+            "policy.decay_rate=0.015",
+            "policy.decay_max=0.999",
+        ),
+    ),
+}
+"""Arm of that test → its recipe, and its settings. `small` is DiffusionNFT's `sd3_ocr`, whose decay counts optimiser
+steps, two an iteration.
+"""
+DECISIVE_SEEDS = 3
 TITLES = {
     "ocr": "OCR",
     "clipscore": "mini-CLIPScore",
@@ -266,6 +308,8 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "before": before[POOLED][FAST]["time"]["flux"]["90%"],
         "settings": FAST_UPDATE,
         "steps": _steps(rows),
+        "smoothed": _smoothed(rows),
+        "decisive": _decisive(rows),
         "later": of_recipes([row for row in rows if row["seed"] not in first])[POOLED][FAST]["time"]["flux"]["90%"],
         "without_words": of_recipes([row for row in rows if ", ocr" not in row["world"]])[POOLED][FAST]["time"]["flux"][
             "90%"
@@ -309,7 +353,6 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             shape: {
                 "iteration": seconds_of_iteration(run, shape),
                 "run": hours_of_run(run, shape),
-                "plain": hours_of_run(_plain_run(shape, "evaluate.prompts=64", "evaluate.seeds=2"), shape),
             }
             for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
         },
@@ -324,6 +367,43 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             "as run": _below({world: arms[FAST]["time"]["flux"]["90%"] for world, arms in of_stage.items()}),
             "six steps": _below({world: by_preset(arms[FAST]) for world, arms in of_stage.items()}),
         },
+    }
+
+
+def _smoothed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How much lower best gains are, in the mean of an arm in a world, if each evaluation is averaged with those before
+    and after it.
+    """
+    lower: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        curve = [gain for _, gain in gains(row)][1:]
+        means = [statistics.mean(curve[max(at - 1, 0) : at + 2]) for at in range(len(curve))]
+        lower.setdefault((row["world"], row["arm"]), []).append(max(curve) - max(means))
+    return span(map(statistics.mean, lower.values()))
+
+
+def _decisive(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The test of `fast` on FLUX.1: settings of all arms, arms, hours of all seeds, hours of `fast`, and by what the lower
+    end of the interval would divide the mean, with the spread over seeds of each miniature.
+    """
+    hours = {}
+    for arm, (recipe, settings) in DECISIVE.items():
+        precision = ["explore.precision=fp8"] if recipe == "fast" else []
+        every = [setting.replace(": ", "=", 1) for setting in TOGETHER]
+        run = resolve(f"{PRESETS['flux']}/{recipe}/imagereward", overrides=[*every, *precision, *settings]).config
+        hours[arm] = DECISIVE_SEEDS * hours_of_run(run, "flux")
+    quantile = student.ppf(0.975, DECISIVE_SEEDS - 1) / math.sqrt(DECISIVE_SEEDS)
+    spreads = [
+        statistics.stdev(math.log(ratio(run, base, 0.9)) for run, base in paired(of_world, FAST))
+        for world in dict.fromkeys(row["world"] for row in rows)
+        for of_world in ([row for row in rows if row["world"] == world],)
+    ]
+    return {
+        "together": TOGETHER,
+        "arms": DECISIVE,
+        "hours": sum(hours.values()),
+        "again": hours["fast"],
+        "divided": span((math.exp(quantile * spread) for spread in spreads), 1),
     }
 
 

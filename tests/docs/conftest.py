@@ -42,6 +42,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     lines = []
     redness = example("README.md")
     (folder / redness.title).write_text(redness.text)
+    for settings in blocks("docs/evidence/unproven.md", "yaml"):
+        (folder / settings.title).write_text(settings.text)
     for page in PAGES:
         for file in filter(lambda block: block.title, blocks(page, "python")):
             (folder / file.title).write_text(file.text)
