@@ -184,11 +184,11 @@ def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
                 where=part,
                 got=theirs.get(part, "nothing"),
                 expected=digest,
-                action=_same(part),
+                action=_how_to_match(part),
             )
 
 
-def _same(part: str) -> str:
+def _how_to_match(part: str) -> str:
     """Advice on a part that differs: how both sides come to load the same."""
     kind, _, name = part.partition(":")
     if part == SCHEDULE:

@@ -130,8 +130,8 @@ class Batcher:
         self._cancelled = Cancellation()
         """Cancels the batch's requests to other services."""
         self._call: Future[list[Scores | ProblemError]] | None = None
-        self._left: dict[str, Future[Any]] = {}
-        """Calls that were left behind, by reward."""
+        self._abandoned: dict[str, Future[Any]] = {}
+        """Calls that did not return in time, by reward."""
 
     @property
     def waiting(self) -> int:
@@ -140,7 +140,7 @@ class Batcher:
     @property
     def stalled(self) -> tuple[str, ...]:
         """Rewards that have not returned in time, and not since."""
-        return tuple(reward for reward, call in self._left.items() if not call.done())
+        return tuple(reward for reward, call in self._abandoned.items() if not call.done())
 
     def waiting_of(self, tenant: str) -> int:
         return self._images[tenant]
@@ -207,15 +207,15 @@ class Batcher:
             limit = self._timeout + (self._rewards.max_latency_s(reward) or 0)
             left = since + limit - time.monotonic()
             if left <= 0:
-                self._leave(reward, call)
+                self._abandon(reward, call)
                 raise reward_stalled([reward], limit)
             await asyncio.wait({waiter}, timeout=left)
         return waiter.result()
 
-    def _leave(self, reward: str, call: "Future[Any]") -> None:
+    def _abandon(self, reward: str, call: "Future[Any]") -> None:
         logger.error("reward %r does not return: its thread is left behind, and the service is not live", reward)
         self._metrics.reward_failed(reward)
-        self._left[reward] = call
+        self._abandoned[reward] = call
         self._cancelled.set()
 
     def _require_none_stalled(self, rewards: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from solrl_proto.adapters import adapter_digest
 
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.evaluation.ended import drop_end
+from solrl_trainer.evaluation.ended import remove_results_after
 from solrl_trainer.evaluation.evaluate import shown_seed
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
@@ -125,7 +125,8 @@ def train(
         log.changed(version, changes)
         if resume and world.rank == 0:
             checkpoints.drop_after(config.output / "checkpoints", version)
-            drop_end(config.output, version, goes_on=not reason_to_stop(log.evaluations(), config, version))
+            continues = not reason_to_stop(log.evaluations(), config, version)
+            remove_results_after(config.output, version, continues=continues)
 
         before = evaluate_base(session, log, again=resume)
         samples = None

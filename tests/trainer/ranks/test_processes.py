@@ -91,7 +91,7 @@ def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: 
 
 @pytest.mark.release
 def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
-    words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.999"]
+    words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--separation", "0.999"]
     words += ["--steps", "4", "--keep", "4", "--schedules", "1"]
     words += sets("explore.candidates=12", "explore.keep=4", "explore.steps=1")
     words += sets("explore.precision=nvfp4", "regenerate.steps=4")

@@ -163,7 +163,7 @@ def content(
         "prompts": len(measured[0].times),
         "candidates": config.explore.candidates,
         "keep": config.explore.keep,
-        "wanted": minimum,
+        "separation": minimum,
         "reference": name(reference),
         "chosen": name(chosen.plan) if chosen else None,
         "verdict": list(conclusion),

@@ -284,7 +284,8 @@ def _check(command: Calibrate) -> None:
 
     if command.prompts < 1 or not 0 <= command.separation <= 1:
         raise ValueError(
-            f"got --prompts {command.prompts} --wanted {command.separation}; expected at least 1 prompt, wanted 0 to 1"
+            f"got --prompts {command.prompts} --separation {command.separation}; expected at least 1 prompt, and a "
+            "separation of 0 to 1"
         )
     if not 0 <= command.schedules <= CALIBRATED_SCHEDULES:
         raise ValueError(f"got --schedules {command.schedules}; expected 0 to {CALIBRATED_SCHEDULES}")
@@ -301,7 +302,7 @@ def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
         print(f"- {row['name']}: {row['seconds']:.2f} s per group, separation {row['separation']:.3f}")
     required = f"a separation of at least {command.separation:g}"
     if summary["chosen"] is None:
-        print(f"no plan has {required}; ask for less (--wanted), or choose a plan from the frontier")
+        print(f"no plan has {required}; ask for less (--separation), or choose a plan from the frontier")
     else:
         print(f"cheapest plan with {required}: {summary['chosen']}")
     for line in summary["verdict"]:

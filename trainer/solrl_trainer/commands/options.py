@@ -133,7 +133,7 @@ class Calibrate(SettingsCommand):
     """Folder for calibration.json and plan.yaml; use the latter with `solrl-train run --config`."""
     prompts: int = 16
     """Number of training prompts to measure on."""
-    separation: Annotated[float, tyro.conf.arg(name="wanted")] = 0.8
+    separation: float = 0.8
     """Minimum separation of the selected best and worst, with its whole interval: 1 is perfect, 0 is chance."""
     steps: tuple[int, ...] = CALIBRATED_STEPS
     """Numbers of steps to measure. explore.steps is always measured."""

@@ -11,14 +11,14 @@ RESULT, EVALUATION, GRID, PAGE = "result.json", "evaluation.json", "grid.png", "
 """Files of a run's folder; the folder `evaluation` in it has those of `solrl-train evaluate`."""
 
 
-def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
+def remove_results_after(folder: Path, version: int, *, continues: bool) -> None:
     """Delete figures and images of versions after `version`, from which the run goes on, and the report.
 
     The run writes them again when it ends; `solrl-train report` draws a report at any time. If the run trains further
-    (`goes_on`), a result that says why it ended no longer holds.
+    (`continues`), a result that says why it ended no longer holds.
     """
     for place, name in ((folder, RESULT), (folder / "evaluation", EVALUATION)):
-        if (place / name).is_file() and _holds_until(place / name, goes_on=goes_on) > version:
+        if (place / name).is_file() and _complete_until(place / name, continues=continues) > version:
             for file in (name, TEXTS, IMAGES, GRID):
                 (place / file).unlink(missing_ok=True)
     (folder / PAGE).unlink(missing_ok=True)
@@ -30,11 +30,11 @@ def best_version(folder: Path) -> int | None:
     return int(result["version"]) if result.get("stopped") else None
 
 
-def _holds_until(path: Path, *, goes_on: bool) -> float:
+def _complete_until(path: Path, *, continues: bool) -> float:
     """The newest version that a result speaks of; infinite if that was the end but it goes on, or it is damaged."""
     try:
         result = read_json(path)
         version = float(result["version" if path.name == EVALUATION else "iterations"])
-        return math.inf if goes_on and result.get("stopped") else version
+        return math.inf if continues and result.get("stopped") else version
     except (AttributeError, TextFileError, KeyError, TypeError, ValueError):
         return math.inf

@@ -17,7 +17,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.evaluation.evaluate import evaluate
 from solrl_trainer.evaluation.gallery import LARGEST_SIDE
-from solrl_trainer.evaluation.stopping import clear_fall, held_out_scores, reason_to_stop, sound_scores
+from solrl_trainer.evaluation.stopping import clear_fall, held_out_scores, reason_to_stop, scores_without_fallen_guard
 from solrl_trainer.prompts.prompt_rewards import weights_per_prompt
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, shard
 from solrl_trainer.records.evaluations import Evaluation, small_images
@@ -115,7 +115,8 @@ def take_best(session: Session, log: RunLog, reason: str, version: int) -> int:
     Best is the highest held-out reward where no guard has fallen, or the highest of all if one always has.
     """
     config, folder, lines = session.config, session.config.output / "checkpoints", log.evaluations()
-    best = best_kept(folder, sound_scores(lines, config)) or best_kept(folder, held_out_scores(lines, config.weights))
+    scores = held_out_scores(lines, config.weights)
+    best = best_kept(folder, scores_without_fallen_guard(lines, config)) or best_kept(folder, scores)
     checkpoint = checkpoints.require(folder, best, session.world)
     session.models.policy.averaged = checkpoint.part("averaged")
     logger.info(f"the run {ended_text(reason, version, config.iterations, checkpoint.version)}")

@@ -71,8 +71,8 @@ def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> st
     if not settings.every or not (version == config.iterations or settings.is_due(version)):
         return None
     reason = fallen_guards(lines, settings.guards, version) or _end_of_rise(lines, config, version)
-    sound = sound_scores(lines, config)
-    base_is_best = bool(sound) and _best(sound) == 0
+    scores = scores_without_fallen_guard(lines, config)
+    base_is_best = bool(scores) and _best(scores) == 0
     return f"{reason}; the base, version 0, is the best" if reason and base_is_best else reason
 
 
@@ -93,7 +93,7 @@ def _best(scores: Mapping[int, float]) -> int:
     return max(scores, key=lambda version: (scores[version], -version))
 
 
-def sound_scores(lines: Sequence[Line], config: RunConfig) -> dict[int, float]:
+def scores_without_fallen_guard(lines: Sequence[Line], config: RunConfig) -> dict[int, float]:
     """Version → held-out score of those at which no guard has fallen clearly below the base."""
     scores, guards = held_out_scores(lines, config.weights), config.evaluate.guards
     return {version: score for version, score in scores.items() if not fallen_guards(lines, guards, version)}

@@ -137,12 +137,12 @@ class Updater:
             noise = self._data.draw(len(part), shape, generator)
             compute = partial(self._micro_batch, samples, units[part], steps[part], sigmas, noise, len(units))
             if number == 0:
-                again = partial(compute, lambda part, gradient: None)
+                idle_pass = partial(compute, lambda part, gradient: None)
             if gradients.owns(number):
                 computed.append((number, compute(partial(gradients.add, number))))
             work.finish(len(part))
         for _ in range(gradients.most(len(parts)) - len(computed) if self.world.in_step else 0):
-            again()  # for the other ranks, which need this one's part of the base
+            idle_pass()  # its result counts for nothing: the collectives of all ranks must match
         every = _gathered(computed, self.world)
         for parameter, gradient in zip(self.policy.parameters, gradients.total(), strict=True):
             parameter.grad = gradient

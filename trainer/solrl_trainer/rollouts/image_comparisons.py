@@ -42,10 +42,10 @@ class ImageComparisons:
 
     def best_and_worst(self, prompts: int) -> "ImageComparisons":
         """The best and the worst pair of each of the first `prompts` prompts."""
-        # The best pairs of a prompt come first, and the worst last, also before index 0.
-        starts = [i for i, pair in enumerate(self.pairs) if pair.place == "best" and self.pairs[i - 1].place == "worst"]
-        ends = [*(start - 1 for start in starts[1:]), len(self.pairs) - 1]
-        chosen = [i for bounds in list(zip(starts, ends, strict=True))[:prompts] for i in bounds]
+        # Each prompt has as many best pairs, which come first, as worst ones.
+        size = 2 * next(i for i, pair in enumerate(self.pairs) if pair.place == "worst")
+        firsts = range(0, len(self.pairs), size)[:prompts]
+        chosen = [i for first in firsts for i in (first, first + size - 1)]
         return ImageComparisons([self.pairs[i] for i in chosen], self.explored[chosen], self.regenerated[chosen], 0.0)
 
 

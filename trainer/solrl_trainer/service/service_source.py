@@ -136,10 +136,10 @@ class ServiceSource:
     """
 
     def __init__(
-        self, config: RunConfig, client: RunRequests, device: DeviceSource, supply: AdapterSupply | None = None
+        self, config: RunConfig, requests: RunRequests, device: DeviceSource, supply: AdapterSupply | None = None
     ) -> None:
         """`supply` is only on rank 0."""
-        self.client, self.device = client, device
+        self.requests, self.device = requests, device
         self._config, self._supply = config, supply
         self.wait_for_push: Pending[object] = lambda: None
         self._prefetched: dict[int, _Prefetch] = {}
@@ -167,7 +167,7 @@ class ServiceSource:
             push = partial(self._supply.push, version, adapter)
         else:  # another rank pushes
             patience = self._config.patience + _LONGEST_PUSH
-            push = partial(self.client.client.wait_for_version, self._config.run, version, patience)
+            push = partial(self.requests.client.wait_for_version, self._config.run, version, patience)
         self.wait_for_push = in_thread(push, "solrl-push").result
         self._prefetch(version)
 
@@ -186,7 +186,7 @@ class ServiceSource:
         return max(0, iteration - self._config.lag)
 
     def _explore_here(self, version: int) -> None:
-        """Explore what is left of this device's share of all prompts that are explored under `version`, as merged."""
+        """Explore this device's prompts of every prefetched iteration that uses `version`, which is merged."""
         for iteration, prefetch in self._prefetched.items():
             if self._version(iteration) == version and len(prefetch.groups) < len(prefetch.prompts):
                 self.device.models.encoders.encode([prompt.text for prompt in prefetch.prompts], self._config.guidance)
@@ -228,7 +228,7 @@ class ServiceSource:
         try:
             pushed()
             started = time.perf_counter()
-            answer = self.client.candidates_of(
+            answer = self.requests.candidates_of(
                 prompts,
                 version,
                 root,
@@ -256,7 +256,7 @@ class ServiceSource:
     def groups_of(self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int) -> list[CandidateGroup]:
         """Explore the groups of these prompts under `version` as for an iteration; their seeds have this `root`."""
         self.wait_for_push()
-        answer = self.client.candidates_of(prompts, version, root, iteration=iteration)
+        answer = self.requests.candidates_of(prompts, version, root, iteration=iteration)
         return list(map(candidate_group, prompts, answer.groups))
 
     def images_of(
@@ -264,7 +264,7 @@ class ServiceSource:
     ) -> tuple[torch.Tensor, float]:
         """Images of candidates explored for an iteration under `version`; as `RunRequests.images_of`."""
         self.wait_for_push()
-        return self.client.images_of(prompts, seeds, version, iteration)
+        return self.requests.images_of(prompts, seeds, version, iteration)
 
 
 def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
