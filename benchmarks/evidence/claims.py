@@ -383,8 +383,8 @@ def _smoothed(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _decisive(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The test of `fast` on FLUX.1: settings of all arms, arms, hours of all seeds, hours of `fast`, and by what the lower
-    end of the interval would divide the mean, with the spread over seeds of each miniature.
+    """The test of `fast` on FLUX.1: settings of all arms, arms, hours of all seeds, those of `fast`, and what the lower
+    end of the interval is the mean over, with the spread over seeds of each miniature.
     """
     hours = {}
     for arm, (recipe, settings) in DECISIVE.items():
