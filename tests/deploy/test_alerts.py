@@ -18,6 +18,10 @@ pytestmark = pytest.mark.skipif(
     [
         ("SolrlGone", 'up{job="solrl"}', "1+0x10 0+0x7", False),
         ("SolrlGone", 'up{job="solrl"}', "1+0x10 0+0x8", True),
+        ("SolrlRestarted", 'process_start_time_seconds{job="solrl"}', "0+0x59", True),
+        ("SolrlRestarted", 'process_start_time_seconds{job="solrl"}', "0+0x60", False),
+        ("SolrlWorkerDown", 'solrl_worker_up{worker="cuda:0"}', "1+0x3 0+0x59", False),
+        ("SolrlWorkerDown", 'solrl_worker_up{worker="cuda:0"}', "1+0x3 0+0x60", True),
         ("SolrlWorkerFlaps", 'solrl_worker_restarts_total{worker="cuda:0"}', "0+0x30 1+0x60 2+0x60", False),
         ("SolrlWorkerFlaps", 'solrl_worker_restarts_total{worker="cuda:0"}', "0+0x300 1+0x60 2+0x60", False),
         ("SolrlWorkerFlaps", 'solrl_worker_restarts_total{worker="cuda:0"}', "0+0x30 1+0x60 2+0x60 3+0x2", True),
