@@ -1,7 +1,9 @@
 """The client with a real service: broken streams, restarts, refusals."""
 
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,15 +13,56 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 from tests.support.service_helpers import Layout, RunningService, adapter_file, rollout_request
-from tests.trainer.cutting_proxy import CuttingProxy, cutting_proxy
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
 
 
+class CuttingProxy:
+    """Passes all data on. Each connection's answer is cut after the next number of `limits`; None cuts nothing."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.limits: list[int | None] = []
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            limit = self.limits.pop(0) if self.limits else None
+            service = socket.create_connection(("127.0.0.1", self._target))
+            threading.Thread(target=_pass_on, args=(client, service, None), daemon=True).start()
+            threading.Thread(target=_pass_on, args=(service, client, limit), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
+    passed = 0
+    try:
+        while (limit is None or passed < limit) and (data := source.recv(4096 if limit is None else limit - passed)):
+            sink.sendall(data)
+            passed += len(data)
+    except OSError:
+        pass
+    finally:
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
 def proxy(service: RunningService) -> Iterator[CuttingProxy]:
-    with cutting_proxy(service.port) as found:
-        yield found
+    proxy = CuttingProxy(service.port)
+    yield proxy
+    proxy.close()
 
 
 def request_of(**more: object) -> RolloutRequest:

@@ -1,22 +1,72 @@
 """Exhausted memory: batches are halved without any effect on answers, or a request is refused and others are served."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import solrl_core.sampling.batches
 import torch
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.sana import Sana
+from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto.problems import ProblemError
+from solrl_rollout import cli
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.settings import RolloutSettings
-from tests.services import small_memory
 from tests.services.fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
 from tests.support.service_helpers import RunningService, running_service, scores
 from tests.support.small_model import small_model
 
 TO_MAKE, TO_SCORE = 12, 9
-ONE_LANE = {"OMP_NUM_THREADS": "1"}  # see `small_memory.whole_chunks`
+ONE_LANE = {"OMP_NUM_THREADS": "1"}  # see `whole_chunks`
+
+
+def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., Any]:
+    """Limit argument number `rows_at` of `work` to `most` rows."""
+
+    def checked(*arguments: Any, **more: Any) -> Any:
+        rows = len(arguments[rows_at])
+        if rows > most:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {rows} rows, and there is room for {most}")
+        return work(*arguments, **more)
+
+    return checked
+
+
+def whole_chunks() -> tuple[Any, str, int]:
+    """A patch that makes a chunk one batch, as on a GPU, in a process with one thread."""
+    return solrl_core.sampling.batches, "MOST_ON_CPU", CHUNK_SIZE
+
+
+def of_transformer(most: int) -> tuple[type, str, Any]:
+    """A patch that limits the transformer to this many rows; with guidance, a candidate has two."""
+
+    def velocity(self: Sana, transformer: torch.nn.Module, *rest: Any) -> torch.Tensor:
+        return whole(self, limited(transformer, 0, most), *rest)  # type: ignore[arg-type]
+
+    whole = Sana.velocity
+    return Sana, "velocity", velocity
+
+
+def of_decoder(most: int) -> tuple[type, str, Any]:
+    """A patch that limits the autoencoder."""
+    return PipelineBackbone, "decode", limited(PipelineBackbone.decode, 1, most)
+
+
+def of_rewards(most: int) -> tuple[type, str, Any]:
+    """A patch that limits CLIPScore."""
+    return ClipScore, "_pixels", limited(ClipScore._pixels, 1, most)
+
+
+def with_little_memory() -> None:
+    """`solrl-rollout` on a device with room for ROOM_TO_MAKE and ROOM_TO_SCORE."""
+    setattr(*whole_chunks())
+    setattr(*of_transformer(int(os.environ["ROOM_TO_MAKE"])))
+    setattr(*of_rewards(int(os.environ["ROOM_TO_SCORE"])))
+    cli.main()
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +77,7 @@ def small() -> Iterator[RunningService]:
         for name, value in (ONE_LANE | room).items():
             patch.setenv(name, value)
         models = [small_model(), f"other={small_model()}"]
-        with running_service("--precision", "nvfp4", model=models, entry=small_memory.main) as running:
+        with running_service("--precision", "nvfp4", model=models, entry=with_little_memory) as running:
             yield running
 
 
@@ -77,7 +127,7 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine whose batches are whole chunks."""
     monkeypatch.setattr("solrl_core.sampling.cpu_threads.thread_count", lambda: 1)
-    monkeypatch.setattr(*small_memory.whole_chunks())
+    monkeypatch.setattr(*whole_chunks())
     running = engine_of(RolloutSettings(precision="nvfp4"))
     running.start().result()
     yield running
@@ -91,7 +141,7 @@ def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK_SIZE) -> li
     return found
 
 
-@pytest.mark.parametrize("part", [small_memory.of_decoder, small_memory.of_rewards])
+@pytest.mark.parametrize("part", [of_decoder, of_rewards])
 def test_any_part_that_runs_out_of_memory_is_halved(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
 ) -> None:
@@ -104,7 +154,7 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(*small_memory.of_transformer(0))
+        patch.setattr(*of_transformer(0))
         with pytest.raises(ProblemError) as refused:
             made(engine, count=1)
     problem = refused.value.problem
