@@ -1,6 +1,6 @@
 """Trials of the benchmarks on the miniatures: each runs to its end at a tiny size, and writes its results.
 
-Benchmarks with other tests: faults.py, load, hardening.py, peers.py, paper, demo_figures.py and demo_plan.py.
+Benchmarks with other tests: faults.py, load, hardening.py, peers.py, paper and demo_figures.py.
 Not tried: parity, which reads a clone of an algorithm's public code.
 """
 
