@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from solrl_rollout.engine.workers.process import ProcessConnection, memory_file
 from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD
+from tests.services.fake_backend import REWARD, FakeBackend
 from tests.services.reward_servers import until
-from tests.services.unfit_backends import lethal, missing, noted
 from tests.support.service_helpers import Layout, RunningService, adapter_file, rollout_request, running_service
 from tests.support.small_model import small_model
 
@@ -187,6 +187,17 @@ def test_a_worker_ends_with_its_front() -> None:
     assert connection.process.wait(600) == 0
 
 
+def missing(*_: Any) -> FakeBackend:
+    """Is not there."""
+    raise OSError("there is no such model")
+
+
+def lethal(*_: Any) -> FakeBackend:
+    """Kills its process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
 @pytest.mark.release
 @pytest.mark.parametrize(
     ("load_backend", "error", "said"),
@@ -199,6 +210,30 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
     with engine_of(load_backend) as engine, pytest.raises(error, match=said):
         engine.start().result(600)
     assert engine.scheduler.dead
+
+
+def noted(*_: Any) -> FakeBackend:
+    """Notes in the file BACKENDS_NOTED when it is read and warmed up, which waits until two are read."""
+    notes = Path(os.environ["BACKENDS_NOTED"])
+
+    def note(event: str) -> None:
+        with notes.open("a") as file:
+            file.write(f"{event} ")
+
+    class Noted(FakeBackend):
+        def batch_sizes(self, limit: int) -> Sequence[int]:
+            deadline = time.monotonic() + 300
+            while notes.read_text().split().count("read") < 2:
+                assert time.monotonic() < deadline, "the other does not read"
+                time.sleep(0.01)
+            note("warm")
+            return (limit,)
+
+    note("reading")
+    time.sleep(0.3)  # the other would begin now
+    logging.getLogger(__name__).warning("the weights are read")
+    note("read")
+    return Noted()
 
 
 @pytest.mark.release

@@ -1,8 +1,6 @@
-"""Short runs of the recipes that train on recorded trajectories, resumed, and explored by a service."""
+"""Short runs of the recipes that train on recorded trajectories, and explored by a service."""
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,27 +24,19 @@ TRAINED = {"flowgrpo": 5, "flowgrpo_fast": 2, "dancegrpo": 5}
 """Recipe → stochastic steps."""
 
 
-def go(recipe: str, output: Path, *settings: str, url: str | None = None, **more: Any) -> Result:
+def go(recipe: str, output: Path, *settings: str, url: str | None = None) -> Result:
     stages = (f"explore.steps={TRAJECTORY}", f"regenerate.steps={TRAJECTORY}", "explore.lag=0")
     overrides = (*SMALL, *stages, *settings)
-    return train(run_config(f"mini-sana/{recipe}/clipscore", output, *overrides, rollout_url=url), Watcher(), **more)
+    return train(run_config(f"mini-sana/{recipe}/clipscore", output, *overrides, rollout_url=url), Watcher())
 
 
 @pytest.mark.parametrize(("recipe", "stages"), [*((recipe, "") for recipe in RECIPES), ("flowgrpo", "_two_stage")])
-def test_a_recipe_trains_and_resumes_bit_for_bit(recipe: str, stages: str, tmp_path: Path) -> None:
-    whole, parts = tmp_path / "run", tmp_path / "again/run"
-    result = go(recipe + stages, whole)
-    shutil.copytree(whole, parts)
-    resumed = go(recipe + stages, parts, resume=True, checkpoint=1)
-    assert iterations(parts) == iterations(whole)
-    assert same(state(parts, 2), state(whole, 2))
-    assert not same(state(whole, 2), state(whole, 1))
-    found, again = result.samples, resumed.samples
-    assert found.recording.sigmas == again.recording.sigmas
-    assert torch.equal(found.recording.states, again.recording.states)
-    assert found.recording.states.shape[:2] == (TRAINED[recipe] + 1, 8)
+def test_a_recipe_trains_on_recorded_steps(recipe: str, stages: str, tmp_path: Path) -> None:
+    samples = go(recipe + stages, tmp_path).samples
+    assert not same(state(tmp_path, 2), state(tmp_path, 1))
+    assert samples.recording.states.shape[:2] == (TRAINED[recipe] + 1, 8)
     figures = {"objective/ratio", "objective/clipped", "objective/old_kl", "objective/gap"}
-    for line in iterations(whole):
+    for line in iterations(tmp_path):
         assert {key for key in line if key.startswith("objective/")} - {"objective/kl"} == figures
         assert len(line["objective/gap"]) == TRAINED[recipe] or recipe == "dancegrpo"  # which draws levels
         assert all(0 <= gap < 1e-4 for gap in line["objective/gap"].values())
