@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,15 +115,11 @@ def read_response(sock: socket.socket, has_body: bool = True) -> tuple[int, dict
 
 @contextmanager
 def running_service(
-    *flags: str,
-    model: str | list[str] = MODEL,
-    port: int | None = None,
-    ends_with: int = 0,
-    entry: Callable[[], None] = main,
+    *flags: str, model: str | list[str] = MODEL, port: int | None = None, ends_with: int = 0
 ) -> Iterator[RunningService]:
     """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`.
 
-    Its process is forked from one that has imported the command, and runs `entry`.
+    Its process is forked from one that has imported the command.
     """
     port = free_port() if port is None else port
     # For tests.services.faulty_rewards.
@@ -134,7 +130,7 @@ def running_service(
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         log = Path(folder, "log")
         sys.audit("solrl.fork", None, [PROGRAM])  # for `--unit`, like an event of subprocess
-        process = Program(command, (entry, (PROGRAM, *words), os.getcwd(), environment), log)
+        process = Program(command, (main, (PROGRAM, *words), os.getcwd(), environment), log)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 service = RunningService(process, port, client, log)
