@@ -224,21 +224,6 @@ def test_the_last_step_is_never_stochastic(first: int, size: int | None, stochas
     assert (recording.log_probs is None) == (not stochastic)
 
 
-def test_a_recording_holds_the_steps_of_the_window(generator: Generator) -> None:
-    backbone = generator.backbone
-    sigmas = tuple(backbone.sigmas(5))
-    made = generator.generate(TEXTS, SEEDS, steps=5, solver=FlowSde(ETA).windowed(1, 2), record=True, decode=False)
-    recording = made.recording
-    assert recording.sigmas == sigmas[1:4]
-    assert recording.states.shape == (3, 3, *backbone.latent_shape)
-    assert recording.log_probs.shape == (2, 3)
-    before = generator.generate(TEXTS, SEEDS, steps=5, until=1, decode=False).trajectory
-    assert torch.equal(recording.states[0], before.x)
-    after = Trajectory(recording.states[-1], Euler(), 3)
-    rest = generator.generate(TEXTS, SEEDS, steps=5, start=after, decode=False)
-    assert torch.allclose(rest.latents, made.latents, atol=1e-4)
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_recording_an_ode_changes_nothing_and_has_no_log_probabilities(generator: Generator, solver: str) -> None:
     plain = generator.generate(TEXTS, SEEDS, steps=4, solver=solver, decode=False)

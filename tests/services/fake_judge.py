@@ -51,7 +51,6 @@ class FakeJudge:
         asked: requests for answers, in order.
         most: most requests at a time so far.
         hold: requests wait until it is set.
-        leave: ends slow answers.
         key: API key that requests must have.
     """
 
@@ -62,7 +61,7 @@ class FakeJudge:
         self.prefix: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.most = self._open = 0
-        self.hold, self.leave = threading.Event(), threading.Event()
+        self.hold = threading.Event()
         self.hold.set()
         self.key: str | None = None
         self.app = FastAPI()
@@ -88,7 +87,7 @@ class FakeJudge:
                 self.faulty -= 1
                 if self.mode == "modern" and not asked.keys() & MODERN:
                     return _json(self._document(asked))
-                return _echo(request) if self.mode == "echoing" else await self._misbehave(asked)
+                return _echo(request) if self.mode == "echoing" else self._misbehave(asked)
             return _json(self._document(asked))
         finally:
             self._open -= 1
@@ -110,7 +109,7 @@ class FakeJudge:
         usage = {"prompt_tokens": 100, "completion_tokens": len(content), "total_tokens": 100 + len(content)}
         return {"id": "1", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
 
-    async def _misbehave(self, asked: dict[str, Any]) -> Response:
+    def _misbehave(self, asked: dict[str, Any]) -> Response:
         if self.mode == "modern":
             return _json({"error": {"message": f"Unsupported parameter: {min(asked.keys() & MODERN)!r}"}}, 400)
         if self.mode in REFUSALS:
@@ -118,17 +117,12 @@ class FakeJudge:
         document = self._document(asked)
         (choice,) = document["choices"]
         match self.mode:
-            case "slow":
-                while not self.leave.is_set():
-                    await asyncio.sleep(0.005)
             case "html":
                 return Response("<html>\x1b[31mhello", media_type="text/html")
             case "elsewhere":
                 return Response(status_code=307, headers={"Location": "/v1/elsewhere"})
             case "no answer":
                 document["choices"] = []
-            case "two answers":
-                document["choices"] = [choice, choice]
             case "nine answers":
                 document["choices"] = [choice] * 9
             case "megabytes of answers":
@@ -157,10 +151,7 @@ REFUSALS: dict[str, Any] = {
 }
 MODERN = {"max_tokens", "temperature", "logprobs"}
 """Fields that newer models refuse."""
-TEXTS = {
-    "nothing": None,
-    "outside": "7",
-}
+TEXTS = {"nothing": None, "outside": "7"}
 
 
 def _echo(request: Request) -> Response:

@@ -168,22 +168,6 @@ def test_weights_have_the_given_dtype_unless_options_name_one(backbone: Backbone
     assert len(cache) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "said"),
-    [
-        ({"modle": CLIP}, ValueError, "got option 'modle' of reward 'pickscore' .did you mean 'model'"),
-        ({"model": CLIP, "dtype": "float8"}, ValueError, "cannot load reward 'pickscore': got dtype 'float8'"),
-        ({"model": "./no/such/folder"}, OSError, "cannot load reward 'pickscore'"),
-    ],
-)
-def test_invalid_options_name_the_reward(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kind: type[Exception], said: str
-) -> None:
-    monkeypatch.setattr(backbone, "options", replace(backbone.options, rewards={"pickscore": options}))
-    with pytest.raises(kind, match=said):
-        load_reward("pickscore", backbone)
-
-
 def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> None:
     with pytest.raises(OSError, match=r"'clipscore'.*/nowhere"):
         RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})

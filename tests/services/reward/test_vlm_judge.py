@@ -1,17 +1,13 @@
 """A judge at an OpenAI-compatible endpoint: its scores, and every way in which the endpoint can fail."""
 
 import asyncio
-import json
 import logging
 import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -27,20 +23,18 @@ from solrl_remote.vlm_judge import TOKEN, VlmJudge
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from tests.services.fake_judge import KEY, MODEL, FakeJudge, question
-from tests.services.reward_servers import RewardProcess, ask, body, client_at, pictures, serving, until
+from tests.services.reward_servers import ask, body, client_at, pictures, serving, until
 from tests.support.ports import free_port
 from tests.support.service_helpers import problem
 
 JUDGE = "vlm_judge"
 UNAVAILABLE = {
-    "slow": "gave no answer (ReadTimeout",
     "limited": "answered 429 to /chat/completions: Rate limit reached",
     "broken": "answered 500 to /chat/completions: CUDA error",
     "html": r"got '<html>\\x1b[31mhello'; check the address",
     "other document": "choices: Field required",
     "elsewhere": "answered 307",
     "no answer": "gave 0 answers to one question; expected one",
-    "two answers": "gave 2 answers to one question; expected one",
     "nine answers": "choices: Tuple should have at most 8 items",
     "megabytes of answers": "answered 200 to /chat/completions with more than 101376 bytes",
     "log-probabilities that are none": "logprob",
@@ -63,7 +57,6 @@ def fake() -> Iterator[FakeJudge]:
     with serving(judge.app) as address:
         judge.endpoint = f"{address}/v1"
         yield judge
-        judge.leave.set()
         judge.hold.set()
 
 
@@ -168,37 +161,14 @@ def test_models_that_think_or_take_other_limits_are_asked_in_their_way(fake: Fak
     assert sent == {"model": MODEL, "max_completion_tokens": 500, **effort}
 
 
-def test_a_huge_answer_takes_neither_memory_nor_time_of_the_reward_service(fake: FakeJudge, tmp_path: Path) -> None:
-    options = {JUDGE: {"endpoint": fake.endpoint, "model": MODEL, "patience": 0}}
-    service = RewardProcess(tmp_path, JUDGE, "--reward-options", json.dumps(options))
-    try:
-        service.start()
-        assert service.program is not None
-        process = psutil.Process(service.program.pid)
-        before = process.memory_info().rss
-        fake.mode = "megabytes of answers"
-        with httpx.Client(base_url=service.address, timeout=600) as client:
-            assert "more than 101376 bytes" in problem(ask(client, body(pictures(4), JUDGE)))["detail"]
-            assert client.get("/health/live").status_code == 200
-        assert peak(service.program.pid) - before < 300 * 2**20
-    finally:
-        service.close()
-
-
-def peak(pid: int) -> int:
-    """Most memory of a process so far, in bytes."""
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0]) * 1024
-
-
 @pytest.mark.parametrize("mode", UNAVAILABLE)
 def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(fake: FakeJudge, mode: str) -> None:
-    judge = VlmJudge(fake.endpoint, MODEL, timeout=2.0 if mode == "slow" else 60, patience=0)
+    judge = VlmJudge(fake.endpoint, MODEL, patience=0)
     fake.mode = mode
     with pytest.raises(RewardUnavailableError) as caught:
         RewardSet({JUDGE: judge}).score([JUDGE], as_floats(shades(2)), ["a", "b"], [{}] * 2)
     assert f"reward 'vlm_judge' at {fake.endpoint} " in str(caught.value)
     assert UNAVAILABLE[mode] in str(caught.value)
-    fake.leave.set()
     fake.mode = "well"
     assert torch.allclose(judged(judge, shades(2)), exact(shades(2)), atol=1e-5)
 
