@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.docs.command_checks import PROGRAMS
-from tests.support.typed import typed
+from tests.support.typed import refused, typed
 
 HINT = re.compile(r"\((default: .*|required|repeatable)\)$")
 
@@ -68,6 +68,7 @@ def test_each_program_says_its_version_and_how_to_ask(program: str) -> None:
     assert done.returncode == 0
     assert re.fullmatch(rf"{program} \d+\.\d+\.\S+\n", done.stdout)
     assert any("--version" in line for line in helped(program))
+    assert "Unrecognized options: compere" in refused(PROGRAMS[program], "compere", "--help")
 
 
 @pytest.mark.parametrize(

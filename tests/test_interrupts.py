@@ -23,11 +23,6 @@ def starting(pid: int, output: Path) -> bool:
     return "pydantic_core" in maps(pid)
 
 
-def importing(pid: int, output: Path) -> bool:
-    """torch is being imported, which has swallowed KeyboardInterrupt."""
-    return "libtorch_cpu" in maps(pid)
-
-
 def loading(pid: int, output: Path) -> bool:
     return "loading mini-sana" in output.read_text() or ".safetensors" in maps(pid)
 
@@ -62,13 +57,6 @@ def test_a_service_that_loads(tmp_path: Path, moment: Moment) -> None:
 def training(tmp_path: Path) -> list[str]:
     preset, settings = "mini-sana/naive_scaling/clipscore", [word for one in TINY for word in ("--set", one)]
     return ["solrl-train", "run", "--preset", preset, *settings, "--output", str(tmp_path / "run")]
-
-
-@pytest.mark.release
-def test_a_trainer_that_imports(tmp_path: Path) -> None:
-    code, lines = interrupted(tmp_path, importing, *training(tmp_path))
-    (said,) = [line for line in lines if not line.startswith("loading ")]
-    assert (code, said[:20]) == (130, "solrl-train: stopped")
 
 
 @pytest.mark.slow

@@ -180,12 +180,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, erro
     assert not (tmp_path / "set").exists()
 
 
-def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("prompt\nein Käfer\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a\.csv:2: this is not UTF-8"):
-        imported(tmp_path, tmp_path / "a.csv")
-
-
 def test_the_command_makes_a_set_that_a_run_takes(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", "id,beschreibung\n" + "".join(f"{i},{i} red circles\n" for i in range(30)))
     words = ["prompts", str(path), "--key", "beschreibung", "--output", str(tmp_path / "set")]

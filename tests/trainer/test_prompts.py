@@ -29,15 +29,12 @@ def written(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
-def test_text_files_have_one_prompt_per_line_without_separators_and_marks(tmp_path: Path) -> None:
+def test_text_files_have_one_prompt_per_line(tmp_path: Path) -> None:
     items = read_prompts(
         written(tmp_path, "train.txt", "a red circle\n\n  ein größer Würfel \na red circle\nlast"), "train"
     )
     assert [item.text for item in items] == ["a red circle", "ein größer Würfel", "last"]
     assert all(item.metadata == {} for item in items)
-    odd = "a\u2028b\u2029c\x85d\fe\vf\x1cg\x1dh\x1ei"
-    items = read_prompts(written(tmp_path, "train.txt", f"\ufefffirst\r\n{odd}\r\n"), "train")
-    assert [item.text for item in items] == ["first", odd]
     row = json.dumps({"prompt": "a\u2028b\u2029c\x85d"}, ensure_ascii=False)
     items = read_prompts(written(tmp_path, "test_metadata.jsonl", f"\ufeff{row}\n"), "test")
     assert [item.text for item in items] == ["a\u2028b\u2029c\x85d"]

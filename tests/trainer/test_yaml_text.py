@@ -66,9 +66,3 @@ def test_what_is_written_is_read_alike_by_both_versions() -> None:
 def test_what_cannot_be_used_is_refused_with_its_line(text: str, said: str) -> None:
     with pytest.raises(YamlError, match=said):
         parse_yaml(text)
-
-
-def test_aliases_are_refused_before_they_multiply() -> None:
-    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 10))
-    with pytest.raises(YamlError, match="alias"):
-        parse_yaml(f"l0: &l0 [x]\n{levels}\n")

@@ -1,6 +1,5 @@
 """Algorithms on the forward process: levels, pairs, bad values; test_published_parity.py has values and gradients."""
 
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from solrl_trainer.algorithms.diffusionnft import nft_loss
 from solrl_trainer.algorithms.dpo import best_with_worst
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch
-from tests.trainer.training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
+from tests.trainer.training_helpers import make_policy, make_samples, tiny_config, train_on
 
 ALL = ("v", "v_old", "v_ref", "x0", "noise", "t", "advantages")
 READ = {"awm": ALL, "diffusionnft": ALL, "dpo": ("v", "v_ref", "x0", "noise")}
@@ -87,22 +86,13 @@ def test_an_update_of_awm_trains_each_sample_at_these_levels(
 ) -> None:
     settings = ("algorithm.name=awm", "regenerate.steps=5", "optimizer.updates=1", "algorithm.timestep_fraction=1")
     config = tiny_config(*settings)
-    seen: list[ForwardBatch] = []
+    trained: list[float] = []
     compute = Awm.loss
-
-    def watched(algorithm: Awm, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        seen.append(batch)
-        return compute(algorithm, batch, velocity)
-
+    watched = lambda own, batch, velocity: trained.extend(batch.t.tolist()) or compute(own, batch, velocity)  # noqa: E731
     monkeypatch.setattr(Awm, "loss", watched)
     policy, optimizer = make_policy(backbone, config)
-    figures = train_on(make_samples(backbone), policy, backbone, optimizer, config, 0).figures
-    trained = [round(float(t), 5) for batch in seen for t in batch.t]
-    levels = [round(float(sigma), 5) for sigma in backbone.sigmas(5)[:4]]
-    assert sorted(trained) == sorted(levels * 4)
-    assert figures["ratio"] == pytest.approx(1, abs=1e-6)
-    assert figures["old_distance"] == pytest.approx(0, abs=1e-9)
-    assert figures["error"] > 0.1
+    train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    assert sorted(trained) == pytest.approx(sorted(backbone.sigmas(5)[:4] * 4), abs=1e-5)
 
 
 def test_diffusionnft_reports_the_share_of_clipped_advantages() -> None:
@@ -135,14 +125,3 @@ def test_the_best_are_paired_with_the_worst_of_their_prompt() -> None:
     # Equal samples are paired in their order; with many equal values, an unstable sort would order them differently.
     pairs = best_with_worst(torch.zeros(2 * 40), 40).tolist()
     assert pairs == [[40 * prompt + k, 40 * prompt + 39 - k] for prompt in range(2) for k in range(20)]
-
-
-def test_updates_of_dpo_make_the_policy_prefer_the_better_samples(backbone: Backbone) -> None:
-    settings = ("algorithm.name=dpo", "algorithm.beta=100", "algorithm.timestep_fraction=1", "explore.keep=4")
-    config = tiny_config(*settings, "optimizer.updates=4", "optimizer.learning_rate=3e-4")
-    policy, optimizer = make_policy(backbone, config)
-    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
-    *_, last = (train_on(samples, policy, backbone, optimizer, config, i) for i in range(8))
-    assert last.figures["margin"] > 0
-    assert last.figures["accuracy"] > 0.5
-    assert last.loss < math.log(2)

@@ -10,7 +10,7 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, RewardSpec
 from solrl_trainer.calibration.measuring import PlanBenchmark
-from solrl_trainer.calibration.plans import PlanSet, plans, reference_plan
+from solrl_trainer.calibration.plans import PlanSet, plans
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
@@ -61,10 +61,3 @@ def test_every_precision_is_tried_with_all_step_counts() -> None:
     each = [(2, None), (3, None), (4, None), (6, None), (8, None), (4, SOLVER)]
     assert [(plan.steps, plan.fitted) for plan in measured] == each * 2
     assert all(plan.solver == "dpm2" for plan in measured)
-
-
-def test_limited_sets_have_the_reference() -> None:
-    config = resolve(PRESET).config
-    measured = plans(config, ("nvfp4",), [], PlanSet(steps=(4,)))
-    assert [plan.steps for plan in measured] == [4, 6]
-    assert reference_plan(config, ("nvfp4", "bf16")) == measured[1]

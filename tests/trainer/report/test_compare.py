@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-from solrl_reward.cli import main as reward_main
-from solrl_rollout.cli import main as rollout_main
 from solrl_trainer.commands.cli import main
 from tests.support.typed import accepted, refused
 from tests.trainer.run_folders import finished_run, write_config, write_metrics
@@ -30,9 +27,3 @@ def test_runs_are_compared_by_their_folders(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"seed":42', '"seed":43'))
     assert "not comparable" in accepted(main, "compare", str(done), str(half)).stdout
     assert "contains no run" in refused(main, "compare", str(tmp_path))
-
-
-@pytest.mark.parametrize("program", [main, rollout_main, reward_main])
-def test_the_help_of_a_command_that_does_not_exist_is_an_error(program: object) -> None:
-    assert callable(program)
-    assert "Unrecognized options: compere" in refused(program, "compere", "--help")

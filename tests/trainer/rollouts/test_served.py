@@ -9,10 +9,8 @@ import pytest
 import torch
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.models import ModelInfo, ModelList
-from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.commands.cli import main
-from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.loop import Result, train
 from solrl_trainer.rollouts import loading
 from solrl_trainer.rollouts.device_source import DeviceSource
@@ -138,15 +136,6 @@ def test_a_share_of_stochastic_candidates_has_the_same_bits(service: RunningServ
         return [{name: line[name] for name in names} for line in events(folder, "iteration")]
 
     assert lines(0.3) == lines(1.0)
-
-
-def test_rewards_that_the_service_lacks_are_refused(service: RunningService, tmp_path: Path) -> None:
-    both = "rewards={clipscore: 1, verifier_graded: 1}"
-    config = tiny_config(*SMALL, both, output=tmp_path / "run", rollout_url=service.url)
-    with pytest.raises(ProblemError, match="does not score verifier_graded"):
-        check_run(config, resume=False)
-    with pytest.raises(ValueError, match=r"'Juge' \(did you mean 'Judge'\?\)"):
-        go(tmp_path, service.url, "rewards={solrl_minis.judge:Juge: 1}", "run=misspelt")
 
 
 @pytest.mark.parametrize("dry", [True, False])
