@@ -111,9 +111,10 @@ def test_the_readme_quotes_the_confirmed_figures() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{-CONFIRMED['fast']['judge']['mean']:.2f} sd less](docs/findings.md#where-fast-is-weak)" in text
     awm = evidence.read(RESULTS, "paper")["tables"]["text"]["compute"]["AWM"]["FLUX.1, its preset"]["mean"]
-    assert f"[on words](docs/evidence/training.md#on-words), {awm:.2f} × in compute" in text
+    assert f"[on words](docs/evidence/training.md#on-words), {awm:.2f} × as fast as 24-in-24 by compute" in text
     claims = figures(partial(evidence.read, RESULTS))["fast"]
     six = claims["six_steps"]["mean"]
+    assert f"with the update of `fast`, it takes {claims['six_over_all']:.1f} ×" in text
     words = " ".join(text.split())
     assert f"About {claims['all']['speed_up']['mean']:.1f} × come from its update" in words
     assert f"about {claims['six_over']['all']:.1f} × from exploring and keeping few" in words
