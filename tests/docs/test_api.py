@@ -14,9 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from solrl_core.families import load_backbone
-from solrl_core.rewards import RewardSet
-from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemKind
@@ -107,25 +104,3 @@ def test_seeds_are_expanded_as_the_page_says() -> None:
     seeds = code("seeds.py")["seeds"]
     for root, prompt in ((0, "p0"), (2**53 - 1, "ein Prompt, größer")):
         assert seeds(root, prompt, 5) == expand_seeds(root, prompt, 5)
-
-
-def test_the_service_serves_the_reward_of_the_page_on_rewards(service: httpx.Client, examples: Path) -> None:
-    name = "my_rewards:colourfulness"
-    request = {
-        "model": "mini-sana",
-        "prompts": [{"id": "p0", "text": "a red circle"}],
-        "candidates": {"seeds": [[1, 2, 3]]},
-        "plan": {"steps": 2, "precision": "bf16"},
-        "rewards": [{"name": "clipscore"}, {"name": name, "weight": 0.2}],
-    }
-    answer = service.post("/v1/rollouts", json=request)
-    assert answer.status_code == 200, answer.text
-    mini = load_backbone("mini-sana")
-    (group,) = answer.json()["groups"]
-    images = Generator(mini, "bf16").generate("a red circle", [1, 2, 3], steps=2).images
-    here = RewardSet.load([name], mini).score([name], images, ["a red circle"] * 3, [{}] * 3)[name]
-    assert group["rewards"][name] == pytest.approx(here.tolist(), abs=1e-3)
-    weighted = [a + 0.2 * b for a, b in zip(group["rewards"]["clipscore"], group["rewards"][name], strict=True)]
-    assert group["scores"] == pytest.approx(weighted, abs=1e-5)
-    (model,) = service.get("/v1/models").json()["models"]
-    assert model["digests"][f"reward:{name}"] == RewardSet.load([name], mini).digests()[f"reward:{name}"]

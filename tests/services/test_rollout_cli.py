@@ -1,16 +1,12 @@
 """The `solrl-rollout` command line: help without heavy imports, one clear message if it cannot start, the doctor."""
 
-import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
-from solrl_reward.cli import main as reward_main
-from solrl_reward.settings import RewardSettings
 from solrl_rollout.cli import main
 from solrl_rollout.doctor import check, memory_findings, redis_findings
 from solrl_rollout.serve import _warn_of_password
@@ -201,14 +197,3 @@ def test_the_doctor_asks_reward_servers() -> None:
     assert "a server started with --rewards hpsv2" in rows["reward hpsv2"].action
     assert "solrl-reward serve --rewards clipscore" in rows[f"reward server {away}"].action
     assert "expected http://HOST:PORT" in rows["reward pickscore"].text
-
-
-@pytest.mark.parametrize(("program", "first"), [(main, "models"), (reward_main, "rewards")])
-def test_the_help_groups_options_with_the_limits_last(program: Callable[[], None], first: str) -> None:
-    told = accepted(program, "serve", "--help", COLUMNS="1000").stdout
-    boxes = re.findall(r"(\w+) options\b", told)
-    assert (boxes[0], boxes[-1]) == (first, "limits")
-    options = re.findall(r"^\W*(--[a-z][a-z-]*)", told, re.MULTILINE)
-    settings = RolloutSettings if program is main else RewardSettings
-    assert options.index("--token-file") < options.index("--max-body-bytes")
-    assert sorted(options) == sorted("--" + name.replace("_", "-") for name in settings.model_fields)

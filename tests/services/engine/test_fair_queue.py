@@ -113,17 +113,6 @@ def test_a_turn_has_several_consecutive_items() -> None:
     assert sorted(served[:9]).count("a") in (4, 5)
 
 
-def test_returning_repeatedly_gains_nothing() -> None:
-    queue = queue_of(*items(200, "steady", 24), turn=4, limit=9999)
-    taken(queue, 10)
-    served: list[object] = []
-    for _ in range(100):
-        if all(item.run != "returning" for item in queue.of_tenant("t")):
-            queue.put([Item("returning", 24)])
-        served += taken(queue, 1)
-    assert 45 <= served.count("returning") <= 55
-
-
 def test_removing_a_job_removes_all_its_items_and_no_others() -> None:
     keep, last = Item("a", job="keep"), Item("c", job="last")
     gone = [Item("a", 5, job="gone"), Item("b", 7, job="gone"), Item("a", 5, job="gone")]

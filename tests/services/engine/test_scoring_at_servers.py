@@ -204,6 +204,7 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         for one in chunks:
             fault = fault_of(one)
             assert (fault.retry_after, fault.problem.where) == (5, f"prompts.{one.prompt.id}")
+        assert f'solrl_reward_errors_total{{reward="{HELD}"}} 6.0' in engine._metrics.exposition().decode()
         other = chunk("g", tmp_path, REWARD)
         engine.scheduler.submit([other])
         assert_scored(other)

@@ -51,21 +51,6 @@ def test_an_adapter_is_stored_and_read_back(service: RunningService, layout: Lay
     assert (held.head, [one.version for one in held.versions]) == (5, [3, 5])
 
 
-@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
-def test_an_adapter_changes_rollouts_but_not_those_of_the_base(
-    service: RunningService, layout: Layout, precision: str
-) -> None:
-    base = scores(service.rollout(precision=precision))
-    run = f"changes-{precision}"
-    service.push(run, 1, adapter_file(layout, 1))
-    service.push(run, 2, adapter_file(layout, 2), parent=1)
-    under = [scores(service.rollout(adapter=(run, v), precision=precision)) for v in (1, 2)]
-    assert base != under[0] != under[1] != base
-    assert service.rollout(adapter=(run, 2))["adapter"] == {"run": run, "version": 2}
-    assert scores(service.rollout(precision=precision)) == base
-    assert scores(service.rollout(adapter=(run, 1), precision=precision)) == under[0]
-
-
 @pytest.mark.parametrize("header", ["", "sha-256=", "sha-256=:AAAA:", "md5=:" + "A" * 43 + "=:", "sha-256=:é:"])
 def test_a_garbled_digest_header_is_refused(service: RunningService, layout: Layout, header: str) -> None:
     body = adapter_file(layout, 1)

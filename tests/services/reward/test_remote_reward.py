@@ -24,12 +24,10 @@ from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import ExternalReward
-from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import RolloutSettings
-from tests.services.fake_backend import REWARD, FakeBackend, running_engine
-from tests.services.reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, pictures, serving, until
+from tests.services.fake_backend import FakeBackend, running_engine
+from tests.services.reward_servers import DIGEST, FAULTS, NAME, Misbehaving, pictures, serving, until
 from tests.support.ports import free_port
-from tests.support.service_helpers import problem, rollout_request
 
 PROMPTS = ["a red circle", "a blue square"]
 NOBODY = f"http://127.0.0.1:{free_port()}"
@@ -235,23 +233,6 @@ def test_a_model_cannot_choose_where_images_are_sent(app: Misbehaving) -> None:
     assert app.asked == []
     with pytest.raises(ValueError, match="rewards of its own only"):
         load_reward("clipscore", PlainDefaults(cpu), {"at": app.address})
-
-
-def test_the_rollout_service_answers_503_with_retry_after(app: Misbehaving) -> None:
-    settings = RolloutSettings(rewards=(REWARD, f"{NAME}@{app.address}"), device="cpu")
-    rollout = create_rollout_app(settings, load_backend=FakeBackend().load)
-    request = rollout_request(rewards=(REWARD, NAME), precision="bf16")
-    with client_at(rollout) as client:
-        (model,) = client.get("/v1/models").json()["models"]
-        assert model["digests"][f"reward:{NAME}"] == DIGEST
-        app.mode = "nan"
-        refused = client.post("/v1/rollouts", json=request)
-        assert (problem(refused)["status"], problem(refused)["kind"]) == (503, "reward-failed")
-        assert refused.headers["retry-after"] == "5"
-        assert f'solrl_reward_errors_total{{reward="{NAME}"}} 1.0' in client.get("/metrics").text
-        app.mode = "well"
-        (group,) = client.post("/v1/rollouts", json=request).json()["groups"]
-        assert len(group["rewards"][NAME]) == 4
 
 
 def test_a_rollout_service_does_not_start_without_its_reward_server() -> None:

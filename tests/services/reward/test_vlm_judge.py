@@ -343,7 +343,6 @@ def settings(address: str, **options: Any) -> RewardSettings:
 
 
 def test_a_reward_service_serves_a_judge(fake: FakeJudge) -> None:
-    content = body(pictures(2), JUDGE)
     with client_at(create_app(settings(fake.endpoint, patience=0))) as client:
         remote = connect_reward(JUDGE, {"at": str(client.base_url)})
         assert isinstance(remote, RemoteReward)
@@ -351,19 +350,9 @@ def test_a_reward_service_serves_a_judge(fake: FakeJudge) -> None:
         assert torch.allclose(judged(remote, shades(3)), exact(shades(3)), atol=1e-5)
         assert remote.timeout == 20 + 60, "the judge's timeout is 60 s"
         assert not remote.advice
-        for mode, said in (("broken", "CUDA error"), ("no answer", "gave 0 answers")):
-            fake.mode = mode
-            refused = ask(client, content)
-            assert (problem(refused)["status"], problem(refused)["kind"]) == (503, "reward-failed")
-            assert refused.headers["retry-after"] == "5"
-            assert said in problem(refused)["detail"]
-            with pytest.raises(RewardUnavailableError, match=f"answered 503 .*{said}"):
-                judged(remote, pictures(2))
-        fake.mode = "outside"
-        refused = ask(client, content)
-        assert (problem(refused)["status"], problem(refused)["kind"]) == (500, "reward-failed")
-        fake.mode = "well"
-        assert torch.allclose(judged(remote, pictures(2)), exact(pictures(2)), atol=1e-5)
+        fake.mode = "broken"
+        with pytest.raises(RewardUnavailableError, match=r"answered 503 .*CUDA error"):
+            judged(remote, pictures(2))
         shown = client.get("/metrics").text
         (requests,) = re.findall(r'^solrl_reward_costs_total{kind="requests",reward="vlm_judge"} (.+)', shown, re.M)
         assert float(requests) >= len(fake.asked), "a call that fails may end others before they arrive"
