@@ -152,13 +152,3 @@ def test_only_the_files_of_a_checkpoint_are_read_each_with_its_checksum(trained:
     (folder / "parts.json").symlink_to(config.output.parent / "parts.json")
     with pytest.raises(DamagedCheckpointError, match=r"parts\.json is missing, or no regular file"):
         checkpoints.latest(config.output)
-
-
-def test_a_missing_version_is_an_error(trained: Trained, config: RunConfig) -> None:
-    with pytest.raises(ValueError, match="no checkpoint of version 3"):
-        checkpoints.latest(config.output, 3)
-    write(trained, config, 1)
-    with pytest.raises(ValueError, match=r"no checkpoint of version 3; expected one of \[1\]"):
-        checkpoints.latest(config.output, 3)
-    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
-        checkpoints.require(config.output / "nowhere")

@@ -82,7 +82,8 @@ def test_weights_are_those_of_model_and_generators(bare: PipelineBackbone, monke
         assert both.weights == alone.weights | {"explorer": explorer}
     assert planned(bare).weights.keys() - alone.weights.keys() == {"explorer"}
     assert planned(bare, fastest="bf16").weights == alone.weights
-    assert planned(bare, SERVED).weights == alone.weights
+    for setting in (SERVED, "regenerate.at=none"):
+        assert planned(bare, setting).weights == alone.weights
 
 
 def test_a_loaded_model_is_planned_like_its_configurations(bare: PipelineBackbone) -> None:

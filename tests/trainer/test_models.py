@@ -5,7 +5,7 @@ import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
-from solrl_trainer.memory.run_memory import MemoryLayout, explored_precision
+from solrl_trainer.memory.run_memory import MemoryLayout
 from solrl_trainer.rollouts import models as models_module
 from solrl_trainer.rollouts.models import Models
 from tests.trainer.training_helpers import same, tiny_config
@@ -66,16 +66,3 @@ def test_a_sharded_base_is_never_placed_whole(
     models = Models.build(backbone, tiny_config("rollout_url=null", f"explore.precision={precision}"))
     assert placed == [models.explorer.transformer for _ in whole]
     assert [models.explorer.precision] == (whole or ["bf16"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "precision"),
-    [
-        (("explore.precision=nvfp4",), "bf16"),
-        (("rollout_url=null", "explore.precision=auto"), "fp8"),
-        (("rollout_url=null", "explore.precision=nvfp4"), "nvfp4"),
-        (("rollout_url=null", "regenerate.at=none", "explore.precision=auto"), "bf16"),
-    ],
-)
-def test_cheap_candidates_use_the_fastest_native_precision(settings: tuple[str, ...], precision: str) -> None:
-    assert explored_precision(tiny_config(*settings), "fp8") == precision
