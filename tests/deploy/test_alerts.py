@@ -1,18 +1,19 @@
-"""The rules of deploy/alerts.yml ring when they should: by Prometheus' own test of rules."""
+"""The rules of deploy/alerts.yml ring when they should, by Prometheus' own test of rules, and each wakes somebody."""
 
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from tests.docs.fences import ROOT
-
-pytestmark = pytest.mark.skipif(
-    not shutil.which("promtool"), reason="no promtool here: Debian's package prometheus has it"
-)
+from tests.support.ports import free_port
 
 
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here: Debian's package prometheus has it")
 @pytest.mark.parametrize(
     ("alert", "series", "values", "rings"),
     [
@@ -49,3 +50,37 @@ def test_an_alert_rings_in_time(alert: str, series: str, values: str, rings: boo
     file.write_text(json.dumps({"rule_files": [rules], "evaluation_interval": "15s", "tests": [test]}))
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(
+    not shutil.which("prometheus-alertmanager"),
+    reason="no prometheus-alertmanager here: Debian's package of that name has it",
+)
+def test_while_one_alert_is_acknowledged_another_wakes_too(tmp_path: Path) -> None:
+    """Alertmanager keeps one incident for each group."""
+    labels = (
+        {"alertname": "SolrlHeartbeat", "severity": "heartbeat"},
+        {"alertname": "SolrlTokenExpires", "severity": "info"},
+        {"alertname": "SolrlGone", "instance": "a"},
+        {"alertname": "SolrlWorkerDown", "instance": "a", "worker": "cuda:0"},
+        {"alertname": "SolrlWorkerDown", "instance": "a", "worker": "cuda:1"},
+    )
+    address = f"127.0.0.1:{free_port()}"
+    words = [
+        "prometheus-alertmanager",
+        f"--config.file={ROOT / 'deploy/alertmanager.yml'}",
+        f"--storage.path={tmp_path}",
+    ]
+    alertmanager = subprocess.Popen([*words, f"--web.listen-address={address}", "--cluster.listen-address="])
+    try:
+        with httpx.Client(base_url=f"http://{address}/api/v2", transport=httpx.HTTPTransport(retries=9)) as client:
+            client.post("/alerts", json=[{"labels": entry} for entry in labels]).raise_for_status()
+            deadline = time.monotonic() + 60
+            groups: list[Any] = []
+            while sum(len(group["alerts"]) for group in groups) < len(labels) and time.monotonic() < deadline:
+                groups = client.get("/alerts/groups").raise_for_status().json()
+    finally:
+        alertmanager.kill()
+        alertmanager.wait()
+    receivers = sorted((group["receiver"]["name"], len(group["alerts"])) for group in groups)
+    assert receivers == [("heartbeat", 1), ("mail", 1), *[("wake", 1)] * 3]

@@ -26,7 +26,7 @@ docker() { case $1$2 in
     volumecreate) mkdir -p "$HERE/volumes/${3#solrl_}";;
 esac; }
 curl() { echo called >> "$HERE/heartbeat"; }
-mountpoint() { :; }; sudo() { "$@"; }; sysctl() { :; }
+mountpoint() { :; }; sudo() { "$@"; }; sysctl() { :; }; systemctl() { :; }
 """
 FILES = (
     *("solrl/.env", "solrl/secrets/alice/token", "solrl/prompts/alice/train.txt"),
@@ -78,10 +78,10 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def old(node: Node) -> str:
-    """The name of a day that is four days old."""
+    """The name of the third day before, an hour before its time: backups take unequal time."""
     folder = node.folder / "backups/solrl-2026-01-01"
     folder.mkdir()
-    os.utime(folder, (time.time() - 4 * 86400,) * 2)
+    os.utime(folder, (time.time() - 71 * 3600,) * 2)
     return folder.name
 
 
