@@ -44,10 +44,8 @@ def test_offloaded_encoders_come_and_leave_once_for_many_prompts(moves: list[Mov
     backbone = loaded("mini-sd3")
     encoders = Encoders(backbone, offloaded=True)
     kinds = sorted(type(encoder).__name__ for encoder in backbone.text_encoders.values())
-    assert len(kinds) > 1
     moves.clear()
     encoders.encode(PROMPTS, 1.0)
-    assert len(moves) == 2 * len(kinds)
     assert sorted(kind for kind, _ in moves[: len(kinds)]) == sorted(kind for kind, _ in moves[len(kinds) :]) == kinds
     moves.clear()
     encoders.encode(PROMPTS, 1.0)

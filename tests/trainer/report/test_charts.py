@@ -3,7 +3,6 @@
 import re
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
@@ -60,19 +59,12 @@ def test_one_value_is_a_dot_long_curves_are_smoothed_and_steps_stacked() -> None
     chart = line_chart("a chart", curves, smooth=True)
     svg = chart.drawings["small"]
     assert chart.smoothed
+    assert not chart.banded
     assert svg.count("<use ") == 1
     assert len(re.findall("stroke: var\\(--c1\\)", svg)) == 2
     assert labels(chart)[:3] == ["10", "20", "30"]
     assert tips(chart)[2] == "3: a 1, b 0"
     assert not line_chart("a chart", curves).smoothed
-
-
-@pytest.mark.parametrize("interval", [None, ([0.5, 0.5], [1.5, 2.5])])
-def test_an_interval_is_filled_and_told(interval: tuple[list[float], list[float]] | None) -> None:
-    chart = line_chart("x", [Series("a", 0, [0, 1], [1.0, 2.0], interval=interval)])
-    assert chart.banded == (interval is not None)
-    assert ("opacity: 0.1" in chart.drawings["small"]) == chart.banded
-    assert tips(chart)[1] == "1: a 2" + (" [0.5, 2.5]" if interval else "")
 
 
 def test_an_interval_ends_where_its_reward_does() -> None:
