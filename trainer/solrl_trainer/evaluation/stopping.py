@@ -65,7 +65,7 @@ def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> st
     """Why the run ends after `version` iterations with the weights of its best version; None if it does not.
 
     After its last iteration it does so unless that version is the best. If version 0 is the best, which has no weights,
-    the reason says so. `lines` are the run's evaluations up to that version.
+    the reason warns against the weights that are exported. `lines` are the run's evaluations up to that version.
     """
     settings = config.evaluate
     if not settings.every or not (version == config.iterations or settings.is_due(version)):
@@ -73,7 +73,7 @@ def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> st
     reason = fallen_guards(lines, settings.guards, version) or _end_of_rise(lines, config, version)
     scores = scores_without_fallen_guard(lines, config)
     base_is_best = bool(scores) and _best(scores) == 0
-    return f"{reason}; the base, version 0, is the best" if reason and base_is_best else reason
+    return f"{reason}; the base, version 0, is the best: do not use the weights" if reason and base_is_best else reason
 
 
 def _end_of_rise(lines: Sequence[Line], config: RunConfig, version: int) -> str | None:
