@@ -68,4 +68,4 @@ def test_comfyui_s_nearest_sampler_differs_by_a_fifth_of_the_difference_to_euler
     ours = drawn("dpm2")
     nearest, euler = ((drawn(solver) - ours).abs().mean().item() for solver in (InMinusLogSigma(), "euler"))
     assert 0.1 < nearest / euler < 0.3
-    assert "images differ by a fifth of what `euler`'s differ" in PAGE
+    assert "`dpmpp_2m` is nearest to solrl's" in PAGE

@@ -1,6 +1,7 @@
-"""Own rewards of README and docs/train.md, and own prompts: their commands in an empty folder, with smaller groups."""
+"""Own rewards of README and docs/extending/reward.md, and own prompts: commands in an empty folder, smaller groups."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from solrl_trainer.commands.cli import main
-from tests.docs.fences import blocks, example
+from tests.docs.fences import blocks, commands, example
 from tests.support.ports import free_port
 from tests.support.service_helpers import is_ready
 from tests.support.typed import accepted
+from tests.trainer.training_helpers import prompts_in
 
 SMALLER = "--iterations 1 --set explore.prompts=2 --set explore.candidates=24 --set explore.keep=4 "
 SMALLER += "--set evaluate.prompts=4 --set evaluate.fidelity_prompts=1"
@@ -55,23 +57,27 @@ def test_kohya_s_captions_become_prompts_with_images(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_the_commands_of_the_guide_train_at_a_service_on_its_prompts(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_on_rewards_train_at_a_service_on_own_prompts(tmp_path: Path) -> None:
     reward = example("docs/extending/reward.md")
     (tmp_path / reward.title).write_text(reward.text)
-    texts = [block.text for block in blocks("docs/train.md", "sh")]
-    at = next(at for at, text in enumerate(texts) if "mkdir" in text)
-    before, run, serve = texts[at : at + 3]
+    typed = [shlex.join(words) for block in blocks("docs/extending/reward.md", "sh") for words in commands(block)]
+    run = next(line for line in typed if "--run vivid " in line)
+    serve = next(line for line in typed if line.startswith("solrl-rollout serve --rewards clipscore my_rewards:"))
+    prompts_in(
+        tmp_path / "my_prompts",
+        train=("a red circle", "a green circle"),
+        test=("a red square", "a red triangle", "a green square", "a blue triangle"),
+    )
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    shell(before, tmp_path)
     with (tmp_path / "log").open("wb") as log:
         service = subprocess.Popen(
-            ["sh", "-c", f"exec {serve.strip()} --port {port}"], cwd=tmp_path, env=ENVIRONMENT, stdout=log, stderr=log
+            ["sh", "-c", f"exec {serve} --port {port}"], cwd=tmp_path, env=ENVIRONMENT, stdout=log, stderr=log
         )
     try:
         while not is_ready(url):
             assert service.poll() is None, (tmp_path / "log").read_text()
-        shell(f"{run.strip()} --rollout-url {url} {SMALLER}", tmp_path)
+        shell(f"{run} --rollout-url {url} --set prompts=my_prompts {SMALLER}", tmp_path)
         service.send_signal(signal.SIGTERM)
         assert service.wait(600) == 0
     finally:
