@@ -115,7 +115,7 @@ def test_the_readme_quotes_the_confirmed_figures() -> None:
     claims = figures(partial(evidence.read, RESULTS))["fast"]
     six = claims["six_steps"]["mean"]
     words = " ".join(text.split())
-    assert f"By the update of `fast`, that takes {claims['six_over']['all']:.1f} × |" in words
+    assert f"With its update, 24-in-24 takes {claims['six_over']['all']:.1f} × as long |" in words
     assert f"About {claims['all']['speed_up']['mean']:.1f} × come from its update" in words
     assert f"about {claims['six_over']['all']:.1f} × from exploring and keeping few" in words
     assert f"[{six:.1f} ×](docs/findings.md#a-quicker-recipe)" in text
