@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,12 +13,12 @@ from fast.arms import ALL, BASELINE, CONFIRM, FAST, FAST_UPDATE, PLAIN, STEEP, U
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
 from fast.page import (
+    PATIENCE,
     POOLED,
     beside_fast,
     by_preset,
     gains,
     height,
-    judge_at_target,
     paired,
     preset_seconds,
     ratio,
@@ -229,14 +230,15 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
 
 
 def _engines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Engine and precision → its candidates per second with an adapter and without, its version, and the share of FLOPs
-    in this precision.
+    """Engine and precision → its candidates per second with an adapter and without, its version, its attention if
+    stored, and the share of FLOPs in this precision.
     """
     return {
         (row["engine"].split()[0], row["precision"].partition(":")[0]): {
             "rate": CHUNK / statistics.median(row["adapted"]),
             "base": CHUNK / statistics.median(row["base"]),
             "version": row["engine"].partition(" ")[2],
+            "attention": "".join(re.findall(r"attention by (\w+)", row["precision"])),
             "share": f"{share[1]} %" if (share := re.search(r"(\d+)% of", row["precision"])) else "all",
         }
         for row in rows
@@ -309,7 +311,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         "settings": FAST_UPDATE,
         "steps": _steps(rows),
         "smoothed": _smoothed(rows),
-        "decisive": _decisive(rows),
+        "decisive": _decisive(rows, by_preset(pooled[FAST])["mean"]),
         "later": of_recipes([row for row in rows if row["seed"] not in first])[POOLED][FAST]["time"]["flux"]["90%"],
         "without_words": of_recipes([row for row in rows if ", ocr" not in row["world"]])[POOLED][FAST]["time"]["flux"][
             "90%"
@@ -321,11 +323,15 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
         },
         "awm": _awm(of_recipes([row for row in stored["rows"] if row["stage"] == AWM_STAGE])),
         "higher": {world: _higher([row for row in rows if row["world"] == world]) for world in of_stage},
-        "judged": span(
-            max(zip(gains(row), gains(row, 1), strict=True), key=lambda at: at[0][1])[1][1]
-            for row in rows
-            if row["arm"] == SOL_RL and row["world"].startswith(("mini-sd3", "mini-flux"))
-        ),
+        "judged": {
+            world: span(
+                max(zip(gains(row), gains(row, 1), strict=True), key=lambda at: at[0][1])[1][1]
+                for row in rows
+                if row["arm"] == SOL_RL and row["world"] == world
+            )
+            for world in of_stage
+            if world.startswith(("mini-sd3", "mini-flux"))
+        },
         "times_as_long": round(pooled[SOL_RL]["seconds"] / preset_seconds()),
         "changes": _changes([row for row in stored["rows"] if row["stage"] == CHANGES_STAGE]),
         "six_steps": by_preset(pooled[FAST]),
@@ -333,15 +339,16 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             names[arm]: pooled[arm]["over"]["90%"]["mean"] * pooled[FAST]["seconds"] / preset_seconds()
             for arm in (ALL, PLAIN)
         },
-        "screens": WORDS[
-            len(
-                {
-                    row["stage"]
-                    for row in stored["rows"]
-                    if row["stage"].startswith("screen") and row["stage"] != CHANGES_STAGE and row["world"] == FALLS
-                }
-            )
-        ],
+        "screens": Counter(
+            world
+            for stage, world in {(row["stage"], row["world"]) for row in stored["rows"]}
+            if stage.startswith("screen") and stage != CHANGES_STAGE
+        ),
+        "stopped": {
+            "patience": PATIENCE,
+            "lowest": min(pooled[FAST]["kept"]),
+            "number": sum(share < 1 for share in pooled[FAST]["kept"]),
+        },
         "worlds": {
             world: arms[FAST]["time"]["flux"]
             | {"best": arms[FAST]["best"], "runs": arms[FAST]["runs"], "six steps": by_preset(arms[FAST])}
@@ -382,9 +389,9 @@ def _smoothed(rows: Sequence[Mapping[str, Any]]) -> str:
     return span(map(statistics.mean, lower.values()))
 
 
-def _decisive(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The test of `fast` on FLUX.1: settings of all arms, arms, hours of all seeds, those of `fast`, and what the lower
-    end of the interval is the mean over, with the spread over seeds of each miniature.
+def _decisive(rows: Sequence[Mapping[str, Any]], mean: float) -> dict[str, Any]:
+    """The test of `fast` on FLUX.1: settings of all arms, arms, hours of all seeds, those of `fast`, and the lower end
+    of the interval of this mean, with the spread over seeds of each miniature.
     """
     hours = {}
     for arm, (recipe, settings) in DECISIVE.items():
@@ -403,7 +410,7 @@ def _decisive(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "arms": DECISIVE,
         "hours": sum(hours.values()),
         "again": hours["fast"],
-        "divided": span((math.exp(quantile * spread) for spread in spreads), 1),
+        "lower": span((mean / math.exp(quantile * spread) for spread in spreads), 1),
     }
 
 
@@ -461,16 +468,11 @@ def _higher(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _changes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Changes of `fast`: their number, their times over that of `fast`, and what the judge gains by them, at most."""
+    """Changes of `fast`: their number, and their times over that of `fast`."""
     arms = {arm: pairs for arm, pairs in beside_fast(rows).items() if arm != FAST}
-    judged = {
-        arm: [gain for pair in pairs if (gain := judge_at_target(*pair)) is not None] for arm, pairs in arms.items()
-    }
     return {
         "number": WORDS[len(arms)],
-        "on one": WORDS[sum(len({run["world"] for run, _ in pairs}) == 1 for pairs in arms.values())],
         "times": span(times_as_long(pairs) for pairs in arms.values()),
-        "judge": asdict(over_seeds(np.array(max(judged.values(), key=statistics.mean)))),
     }
 
 
