@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
@@ -34,6 +34,8 @@ WINDOW = 5
 MOST_GROWTH = 10
 """Growth of the gradient norm since the first window. In benchmarks/results/paper/finished.tar.gz, all 24 runs of 250
 iterations exceed it, 22 before their best evaluation or at it, and 24 of the 452 shorter runs."""
+_SCALING = ("reward", "prompts", "algorithm", "optimizer")
+"""Beginnings of the names of changes after which gradient norms cannot be compared with those before."""
 
 
 class RunLog:
@@ -81,7 +83,9 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
-            self._gradients = [line["grad_norm"] for line in self._lines("iteration")]
+            changes = (one["version"] for one in self._lines("change") if _scales(one["changes"]))
+            since = max(changes, default=0)
+            self._gradients = [one["grad_norm"] for one in self._lines("iteration") if one["version"] > since]
             self.spearman = {line["version"]: line["spearman"] for line in self._lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version)
@@ -91,6 +95,8 @@ class RunLog:
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
+        if _scales(one.name for one in changes):
+            self._gradients.clear()
 
     def candidates(self, iteration: int, groups: Iterator[CandidateGroup]) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -243,6 +249,10 @@ def open_run_log(
         metrics = MetricsFile(config.output / "metrics.jsonl")
         log = RunLog(metrics, reporter, status, trackers)
         yield log
+
+
+def _scales(names: Iterable[str]) -> bool:
+    return any(name.startswith(_SCALING) for name in names)
 
 
 @contextmanager
