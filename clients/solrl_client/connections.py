@@ -5,11 +5,12 @@ proxy unless `no_proxy` lists this machine in a spelling that httpx knows.
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import getproxies
 
 import httpx
 
@@ -37,14 +38,15 @@ def async_http_client(address: str, limits: httpx.Limits, **options: Any) -> htt
 def proxy_for(address: str) -> str | None:
     """URL of the environment's proxy for a service at this address; None to connect to it directly.
 
-    A service of this machine never has one. `no_proxy` lists hosts, with their subdomains, and addresses, each perhaps
-    with a port, or is `*`.
+    A service of this machine never has one. `no_proxy` lists hosts, with their subdomains, addresses and networks, each
+    perhaps with a port, or has `*`.
     """
     parts, proxies = urlsplit(address), getproxies()
     host = (parts.hostname or "").rstrip(".")
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     port = parts.port or _PORTS.get(parts.scheme)
-    if not proxy or _is_this_machine(host) or proxy_bypass(f"{host}:{port}"):
+    exceptions = re.split(r"[,\s]+", proxies.get("no", "").lower())
+    if not proxy or _is_this_machine(host) or any(_names(entry, host, port) for entry in exceptions):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -71,6 +73,18 @@ def _is_this_machine(host: str) -> bool:
         return True
     address = _address(host)
     return address is not None and (address.is_loopback or address.is_unspecified)
+
+
+def _names(entry: str, host: str, port: int | None) -> bool:
+    """Whether an entry of `no_proxy` names this host and port."""
+    name = re.sub(rf"^(\[.*\]|[^:]*):{port}$", r"\1", entry).strip("[]")
+    if address := _address(host):
+        try:
+            return name == "*" or address in ipaddress.ip_network(name, strict=False)
+        except ValueError:
+            return False
+    suffix = name.removeprefix("*").strip(".")
+    return name == "*" or (suffix != "" and f".{host}".endswith(f".{suffix}"))
 
 
 def _address(host: str) -> Address | None:
