@@ -51,7 +51,7 @@ def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(service: Service, fo
     output, log = folder / "bereft", folder / "bereft.log"
     words = ["solrl-train", "run", "--preset", "mini-sana/sol_rl/clipscore", *sets(*TINY, *SMALL, "patience=12")]
     words += ["--rollout-url", service.url, "--output", str(output), "--iterations", "1000"]
-    variables = {"CUDA_VISIBLE_DEVICES": "GPU-5", "SOLRL_TOKEN_PATH": str(folder / "my token")}
+    variables = {"CUDA_VISIBLE_DEVICES": "", "SOLRL_TOKEN_PATH": str(folder / "my token")}
     (folder / "my token").write_text("secret")
     run = Program(command, (main, words, os.getcwd(), os.environ | variables), log)
     metrics = output / "metrics.jsonl"
@@ -61,7 +61,7 @@ def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(service: Service, fo
     service.die()
     assert run.wait() == 2
     *lines, last = log.read_text().splitlines()
-    said = f"CUDA_VISIBLE_DEVICES=GPU-5 SOLRL_TOKEN_PATH='{folder}/my token' solrl-train run --resume {output}"
+    said = f"CUDA_VISIBLE_DEVICES='' SOLRL_TOKEN_PATH='{folder}/my token' solrl-train run --resume {output}"
     assert last == f"continue with: {said}"
     assert lines[-1].startswith(f"solrl-train: {ProblemKind.SERVICE_UNREACHABLE.title}")
     assert any(line.startswith(f"waiting for {service.url} until ") for line in lines)

@@ -182,7 +182,7 @@ _NOT_SAVED = ("CUDA_VISIBLE_DEVICES", "SOLRL_TOKEN_PATH", "HF_TOKEN_PATH")
 
 
 def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
-    variables = [f"{name}={shlex.quote(os.environ[name])}" for name in _NOT_SAVED if os.environ.get(name)]
+    variables = [f"{name}={shlex.quote(os.environ[name])}" for name in _NOT_SAVED if name in os.environ]
     program = ["solrl-train"] if rank_info.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
     return f"continue with: {' '.join([*variables, *program])} {shlex.join(['run', '--resume', str(config.output)])}"
 
