@@ -51,7 +51,12 @@ def test_what_is_written_is_read_alike_by_both_versions() -> None:
     [
         ("a: &x [1]\nb: *x", "line 1, column 4: got an alias of this value; expected the value itself"),
         ("a: !x 3", "line 1, column 4: got the tag '!x'; expected none"),
-        ("a: !!int x", "line 1, column 4: got the tag .*; expected none"),
+        ("a: !!int 3", "line 1, column 4: got the tag '.*:int'; expected none"),
+        ("!!bool yes", "line 1, column 1: got the tag '.*:bool'; expected none"),
+        ("- 1\n- !!null 7", "line 2, column 3: got the tag '.*:null'; expected none"),
+        ("!x [1]", "line 1, column 1: got the tag '!x'; expected none"),
+        ("a: !x {b: 1}", "line 1, column 4: got the tag '!x'; expected none"),
+        ("!!python/object:x a: 1", "line 1, column 1: got the tag '.*:python/object:x'; expected none"),
         ("\n" + "[" * 40 + "]" * 40, "line 2, column 34: expected at most 32 values inside each other"),
         ("[" * 100_000, "line 1, column .*nesting depth|maximum recursion depth"),
         ("- " * 2**19 + "a", "got 1,048,577 characters; expected at most 1,048,576"),

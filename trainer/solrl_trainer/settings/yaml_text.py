@@ -61,6 +61,9 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         raise YamlError(f"got {len(text):,} characters; expected at most {LONGEST:,}")
     lines: dict[str, int] = {}
     try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if tag := getattr(event, "tag", None):
+                raise _at(event.start_mark, f"got the tag {tag!r}; expected none")
         root = yaml.compose(text, Loader=_Loader)
         return None if root is None else _value(root, "", lines, set()), lines
     except yaml.MarkedYAMLError as error:
@@ -90,10 +93,7 @@ def _value(node: yaml.Node, prefix: str, lines: dict[str, int], node_ids: set[in
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, f"{prefix}{index}.", lines, node_ids) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
-        try:
-            return _SCALARS[node.tag.removeprefix(_TAGS)][1](node.value)
-        except (KeyError, ValueError) as error:
-            raise _at(node.start_mark, f"got the tag {node.tag!r}; expected none") from error
+        return _SCALARS[node.tag.removeprefix(_TAGS)][1](node.value)
     mapping = {}
     for key, value in node.value:
         name = f"{prefix}{key.value}"
