@@ -59,6 +59,9 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
     """
     if len(text) > LONGEST:
         raise YamlError(f"got {len(text):,} characters; expected at most {LONGEST:,}")
+    if unprintable := yaml.reader.Reader.NON_PRINTABLE.search(text):
+        line = text.count("\n", 0, unprintable.start()) + 1
+        raise YamlError(f"line {line}: got the character {unprintable[0]!a}; expected a printable one: remove it")
     lines: dict[str, int] = {}
     try:
         for event in yaml.parse(text, Loader=_Loader):
