@@ -58,7 +58,7 @@ def test_what_is_written_is_read_alike_by_both_versions() -> None:
         ("a: !x {b: 1}", "line 1, column 4: got the tag '!x'; expected none"),
         ("!!python/object:x a: 1", "line 1, column 1: got the tag '.*:python/object:x'; expected none"),
         ("\n" + "[" * 40 + "]" * 40, "line 2, column 34: expected at most 32 values inside each other"),
-        ("[" * 100_000, "line 1, column .*nesting depth|maximum recursion depth"),
+        ("[" * 100_000, "line 1, column .*nesting depth"),
         ("- " * 2**19 + "a", "got 1,048,577 characters; expected at most 1,048,576"),
         ("a: 1\n---\nb: 2", "line 2, column 1: .*another document"),
         ("a:\n  b: 1\na.b: 3", "line 3, column 1: a.b is there already, in line 2"),

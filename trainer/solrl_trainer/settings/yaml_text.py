@@ -31,11 +31,11 @@ _SCALARS: dict[str, tuple[str | None, Callable[[str], Any]]] = {
 
 
 class YamlError(ValueError):
-    """A text cannot be used; the message begins with line and column, if they are known."""
+    """A text cannot be used; the message begins with its line, unless the text is too long."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
+class _Loader(yaml.CSafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -70,9 +70,7 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         root = yaml.compose(text, Loader=_Loader)
         return None if root is None else _value(root, "", lines, set()), lines
     except yaml.MarkedYAMLError as error:
-        raise _at(error.problem_mark, error.problem or "cannot be read") from error
-    except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
-        raise YamlError(" ".join(str(error).split())) from error
+        raise _at(error.problem_mark, error.problem) from error
 
 
 def dump_yaml(value: Any, *, flow: bool = False) -> str:
@@ -83,8 +81,8 @@ def dump_yaml(value: Any, *, flow: bool = False) -> str:
     return text
 
 
-def _at(mark: Any, problem: str) -> YamlError:
-    return YamlError(f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem)
+def _at(mark: Any, problem: str | None) -> YamlError:
+    return YamlError(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
 
 
 def _value(node: yaml.Node, prefix: str, lines: dict[str, int], node_ids: set[int]) -> Any:
