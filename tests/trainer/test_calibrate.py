@@ -20,6 +20,7 @@ from solrl_trainer.calibration.plans import (
     measured_prompts,
     plans,
     recipe_examples,
+    reference_plan,
 )
 from solrl_trainer.commands.calibrate import calibrate, frontier
 from solrl_trainer.commands.layout import RATES
@@ -114,6 +115,13 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     assert planned.generate.size == (64, 64, None)
     explore = planned.explore
     assert (explore.steps, explore.precision) == (chosen["plan"]["steps"], chosen["plan"]["precision"])
+
+
+def test_limited_sets_have_the_reference() -> None:
+    config = resolve(PRESET).config
+    measured = plans(config, ["nvfp4"], [], PlanSet(steps=(4,)))
+    assert [plan.steps for plan in measured] == [4, 6]
+    assert reference_plan(config, ["nvfp4", "bf16"]) == measured[1]
 
 
 def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
