@@ -35,8 +35,8 @@ def locked(folder: Path) -> Iterator[None]:
         ValueError: as `check_entries`.
         OSError: the folder cannot be created or written to.
     """
-    check_entries(folder)
     with naming(f"--output {folder}", _OUTPUT):
+        check_entries(folder)
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8")
     with file:
