@@ -27,7 +27,7 @@ from tests.trainer.hostile_service import Answer, HostileService, hostile_servic
 from tests.trainer.run_folders import iteration_record
 from tests.trainer.training_helpers import tiny_config
 
-LOST, ARRIVED = Answer(503), Answer()
+LOST, ARRIVED, REFUSED = Answer(503), Answer(), Answer(422)
 
 
 @pytest.fixture
@@ -73,13 +73,26 @@ def test_evaluations_and_settings_come_with_the_first_report_that_arrives(
         reporter.ended("no new best")
     assert brought(service) == [
         *((iteration, True, [0]) for iteration in (0, 1, 2)),
-        *((3, False, versions) for versions in ([], [4])),
+        *((3, bool(versions), versions) for versions in ([], [4])),
         *((iteration, False, []) for iteration in (4, 5)),
         (5, False, []),
     ]
     assert json.loads(service.bodies[-1])["ended"] == "no new best"
     (note,) = notes
     assert note.startswith(f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}")
+
+
+@pytest.mark.parametrize(("refused", "told"), [(1, [0]), (2, [])])
+def test_settings_and_then_evaluations_that_the_service_refuses_are_left_out(
+    service: HostileService, notes: list[str], refused: int, told: list[int]
+) -> None:
+    with reporting(service, [*[REFUSED] * refused, ARRIVED, ARRIVED], notes) as reporter:
+        reporter.evaluated(evaluation(0))
+        for iteration in range(refused + 1):
+            reporter.report(iteration_record(iteration))
+        reporter.evaluated(evaluation(refused + 1))
+    sent = [(0, True, [0]), (1, False, [0]), (2, False, told)]
+    assert brought(service) == [*sent[: refused + 1], (refused, False, [*told, refused + 1])]
 
 
 def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileService, notes: list[str]) -> None:

@@ -16,6 +16,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_core.image_files import FRAME_MS, webp
 from solrl_core.rewards.frames import evenly
 from solrl_proto.identifiers import split_checkpoint
+from solrl_proto.problems import ProblemError
 from solrl_proto.status import (
     THUMBNAIL_BYTES,
     THUMBNAIL_SIDE,
@@ -67,6 +68,7 @@ class StatusReporter:
         self._source = source
         self._clock = clock
         self._settings: RunSettings | None = None
+        self._settings_due = True
         self._held_out: list[HeldOut] = []
         self._reported: IterationRecord | None = None
         self._ended: str | None = None
@@ -152,13 +154,14 @@ class StatusReporter:
 
     def _report(self, record: IterationRecord) -> None:
         if self._arrived and record is not self._reported:
-            self._held_out, self._settings = [], None
+            self._held_out, self._settings_due = [], False
         self._reported = record
         samples, self._samples = self._samples, None
         self._send(samples)
 
     def _report_evaluation(self, record: HeldOutRecord) -> None:
         self._held_out.append(record.message())
+        self._settings_due = True  # a service that was restarted may lack them
         if self._reported is not None and self._reported.version == record.version:
             self._send(None)
 
@@ -168,12 +171,17 @@ class StatusReporter:
             self._send(None)
 
     def _send(self, samples: Samples | None) -> None:
-        """Report the newest iteration with the evaluations around it; the first one brings the settings."""
+        """Report the newest iteration with the evaluations around it; they and the first report bring the settings."""
         assert self._reported is not None
         self._arrived = False
-        held_out, ended = self._held_out[-2:], self._ended
-        report = self._reported.report(self._config.iterations, samples, held_out, self._settings, ended)
-        self._client.report_iteration(self._config.run, report)
+        held_out, settings = self._held_out[-2:], self._settings if self._settings_due else None
+        report = self._reported.report(self._config.iterations, samples, held_out, settings, self._ended)
+        try:
+            self._client.report_iteration(self._config.run, report)
+        except ProblemError as error:
+            if error.problem.status == 422:  # as of a service with other limits, which would refuse all later reports
+                self._settings, self._held_out = None, self._held_out if settings else []
+            raise
         self._arrived = True
 
     def _fail(self, error: Exception) -> None:
