@@ -336,7 +336,9 @@ def test_a_folder_with_links_is_refused_and_what_they_lead_to_stays(half: Path, 
             assert f"{file} is a link; expected only files and folders" in refused(main, *command)
         file.unlink()
     os.mkfifo(half / "trainer.log.1")
-    assert "is a pipe, socket or device" in refused(main, *words[0])
+    dry = (["--resume", str(half)], ["--resume", str(half), "--preset", PRESET], ["--output", str(half)])
+    for options in (["--resume", str(half)], *([*options, "--dry-run"] for options in dry)):
+        assert "is a pipe, socket or device" in refused(main, "run", *options)
     assert mine.read_text() == "precious"
 
 

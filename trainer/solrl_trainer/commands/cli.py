@@ -216,10 +216,12 @@ def _resolve(command: Run) -> "Resolved":
 
 
 def _dry_run(command: Run) -> int:
+    from solrl_trainer.run_folder.folder import check_entries
     from solrl_trainer.settings.settings_yaml import sourced_yaml
 
     resolved = _resolve(command)
     print("\n".join(sourced_yaml(resolved)))
+    check_entries(resolved.config.output)
     _check_run(command, resolved, dry=True)
     if command.resume is not None:
         from solrl_trainer.run_folder.resuming import check_before_loading
