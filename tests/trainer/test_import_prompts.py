@@ -72,6 +72,11 @@ def test_formats_are_read_with_metadata(tmp_path: Path, name: str, text: str, ro
     assert by_prompt(imported(tmp_path, written(tmp_path / name, text))) == by_prompt(rows)
 
 
+def test_a_cell_may_be_long(tmp_path: Path) -> None:
+    file = written(tmp_path / "long.tsv", f"prompt\tnote\nan owl\t{'x' * 140_000}\na cat\t\n")
+    assert by_prompt(imported(tmp_path, file)) == by_prompt([OWL | {"note": "x" * 140_000}, CAT | {"note": ""}])
+
+
 def test_parquet_is_read_without_its_images(tmp_path: Path, notes: list[str]) -> None:
     table = {"caption": ["an owl", "a cat"], "jpg_0": [b"\x00", b"\x01"], "best": [{"candidate": "x"}, None]}
     table |= {"image": [{"bytes": b"\x00", "path": "a.png"}] * 2, "score": [0.5, math.nan]}

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.text_files import parse_json, read_json, read_lines, read_text
+from solrl_proto.text_files import LARGEST, parse_json, read_json, read_lines, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ def _object(row: Any, place: str) -> dict[str, Any]:
 
 
 def _separated(path: Path, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(LARGEST)  # a cell is at most as long as its file: what remains are errors of quotes
     table = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     try:
         yield from _with_header((f"{path}:{table.line_num}", cells) for cells in table if cells)
