@@ -1,10 +1,11 @@
 """One call of a reward: what it gets is its own, what it returns is checked and copied, what it changes is put back."""
 
 import copy
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ Called = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], to
 
 @contextmanager
 def state_put_back() -> Iterator[None]:
-    """Put back random states, torch's default dtype, gradient mode and number of threads after a reward's code."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    """Put back, after a reward's code, the states that `Reward` lists."""
+    numpy_state, python_state, folder = np.random.get_state(), random.getstate(), ""
+    with suppress(OSError):  # the folder may be gone
+        folder = os.getcwd()
+    dtype, threads, device = torch.get_default_dtype(), torch.get_num_threads(), torch.get_default_device()
     is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if is_initialized else ()
     try:
@@ -27,10 +30,14 @@ def state_put_back() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+        with suppress(OSError):
+            os.chdir(folder)
 
 
 @contextmanager

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
-The arguments are copies; the reward may write to them. Random states, torch's default dtype, gradient mode and number
-of threads are put back after each call.
+The arguments are copies; the reward may write to them. Random states, the working directory, and torch's default dtype,
+default device, gradient mode and number of threads are put back after each call.
 
 For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
 other gets frames, see `FrameRule`.

@@ -1,5 +1,6 @@
 """What a reward does to its arguments, its scores and the process reaches neither other rewards nor the run."""
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_scores_stay_although_a_reward_reuses_the_tensor_that_it_returns() -> No
 def every_state() -> Any:
     return (
         (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()),
+        (torch.get_default_device(), os.getcwd()),
         (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()),
     )
 
@@ -76,6 +78,8 @@ def change_every_state() -> None:
     torch.manual_seed(7)
     np.random.seed(7)
     random.seed(7)
+    torch.set_default_device("meta")
+    os.chdir("/")
 
 
 class ChangesEveryState:
