@@ -113,8 +113,9 @@ class RolloutMetrics(RequestMetrics):
             self._switch.labels(*labels).observe(chunk.switch)
         now = time.monotonic()
         with self._lock:
-            load = self._run(chunk.tenant, chunk.run or _NO_RUN)
-            load.seconds, load.at = load.decayed(now) + chunk.generate + chunk.reward, now
+            load = self._runs.get((chunk.tenant, chunk.run)) if chunk.run else self._run(chunk.tenant, _NO_RUN)
+            if load:  # else the run was deleted
+                load.seconds, load.at = load.decayed(now) + chunk.generate + chunk.reward, now
 
     def adapter_pushed(self, tenant: str, run: str, version: int, size: int) -> None:
         """Count a new adapter version of `size` bytes."""
@@ -124,7 +125,12 @@ class RolloutMetrics(RequestMetrics):
             self._run(tenant, run).head = version
 
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record the version that served a run's last request, None if it was deleted; and the run's newest version."""
+        """Record the version that served a run's last request, None if it was deleted; and the run's newest version.
+
+        A run without a newest version was deleted: it is forgotten.
+        """
+        if head is None:
+            return self.run_deleted(tenant, run)
         with self._lock:
             load = self._run(tenant, run)
             load.served, load.head = version, head

@@ -26,6 +26,7 @@ DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "solrl.json").read_text())
 TOKEN = Token(
     id="3c4d74b3", tenant="a", scopes=("push",), sha256="0" * 64, created=datetime.now(UTC), expires=datetime.now(UTC)
 )
+FINISHED = FinishedChunk("a", "demo", "mini", "nvfp4", 24, 6, 0.0, 4.0, True, 0.25, 3.0, 0.5)
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -51,12 +52,12 @@ def metrics() -> RolloutMetrics:
     """RolloutMetrics with a value of every kind."""
     made = RolloutMetrics()
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
-    made.chunk_finished("cuda:0", FinishedChunk("a", "demo", "mini", "nvfp4", 24, 6, 0.0, 4.0, True, 0.25, 3.0, 0.5))
     made._sizes = {"a": 1000}
     made.watch_store(_no_sizes, 4000)
     made.watch_tokens(lambda: [TOKEN, TOKEN.model_copy(update={"id": "11111111", "expires": None})])
     made.adapter_pushed("a", "demo", 7, 1000)
     made.adapter_served("a", "demo", 5, head=7)
+    made.chunk_finished("cuda:0", FINISHED)
     made.reward_failed("hpsv2")
     made.out_of_memory("mini", "nvfp4")
     made.worker_up("cuda:0", True)
@@ -125,6 +126,9 @@ def test_the_lag_follows_new_versions_and_rewinds() -> None:
     assert lag() == {("demo", "a"): 1.0}
     for _ in range(2):  # the second one is unknown, as after the service restarted
         metrics.run_deleted("a", "demo")
+        metrics.chunk_finished("cuda:0", FINISHED)  # accepted before
+        assert labelled(read(metrics.exposition().decode()), "solrl_run_idle_seconds") == {}
+        metrics.adapter_served("a", "demo", 1, head=None)
         assert labelled(read(metrics.exposition().decode()), "solrl_run_idle_seconds") == {}
     metrics.adapter_pushed("a", "demo", 0, 1)
     metrics.adapter_served("a", "demo", 0, head=0)
