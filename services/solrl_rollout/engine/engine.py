@@ -324,10 +324,12 @@ def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, e
         RuntimeError: names what differs.
     """
     for ours, theirs in zip(hosted, expected, strict=True):
-        info, reference = (model.info.model_dump(mode="json") for model in (ours, theirs))
-        differing = [part for part in info if info[part] != reference.get(part)]
+        info, reference = (
+            model.info.model_dump(mode="json", exclude={"digests"}) | model.info.digests for model in (ours, theirs)
+        )
+        differing = [part for part in info | reference if info.get(part) != reference.get(part)]
         if differing:
-            texts = [f"{part}: {info[part]} (there {reference.get(part)})" for part in differing]
+            texts = [f"{part}: {info.get(part)} (there {reference.get(part)})" for part in differing]
             raise RuntimeError(
                 f"worker {name} and worker {first} loaded {ours.info.name} differently, in {'; '.join(texts)}; all "
                 "workers must have equal weights, rewards and precisions: pin the model's revision, and use equal GPUs"

@@ -227,10 +227,12 @@ def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
 
 
 def test_workers_with_different_models_do_not_start() -> None:
-    other = Process()
-    other.hosted[0]["info"]["digests"]["transformer"] = f"sha256:{7:064x}"
-    expected = r"worker w\d and worker w\d loaded mini-sana differently, in digests: "
-    with pytest.raises(RuntimeError, match=expected), engine_on([Process()], [other]):
+    first, other = Process(), Process()
+    for each, transformer in ((first, 7), (other, 8)):
+        each.hosted[0]["info"]["digests"] = {"vae": f"sha256:{0:064x}", "transformer": f"sha256:{transformer:064x}"}
+    digests = r"transformer: sha256:\w{64} \(there sha256:\w{64}\); all"
+    expected = rf"worker w\d and worker w\d loaded mini-sana differently, in {digests}"
+    with pytest.raises(RuntimeError, match=expected), engine_on([first], [other]):
         pass
 
 
