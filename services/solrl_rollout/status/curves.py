@@ -36,9 +36,9 @@ class OverviewCurves:
         if cached is None or cached[0] != revision:
             points = await self._store.iterations(tenant, run)
             cached = revision, (overview(points), newest_evaluations(points))
-            if len(self._cached) >= _CACHED_CURVES:
-                self._cached.clear()
             self._cached[tenant, run] = cached
+            if len(self._cached) > _CACHED_CURVES:
+                del self._cached[next(iter(self._cached))]
         return cached[1]
 
 

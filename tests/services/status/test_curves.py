@@ -1,8 +1,10 @@
 """Curves are thinned to as many points as a chart shows."""
 
 import pytest
-from solrl_rollout.status.curves import MOST_POINTS, detail, overview, thinned
+from solrl_rollout.status.curves import MOST_POINTS, OverviewCurves, detail, overview, thinned
+from solrl_rollout.store import MemoryRunStore
 from tests.services.iteration_helpers import report
+from tests.services.store_helpers import TENANT, fill
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, MOST_POINTS + 2, 1000, 9999])
@@ -38,3 +40,17 @@ def test_a_measured_rank_fidelity_is_drawn_until_the_next() -> None:
     assert len(curve.iterations) == MOST_POINTS
     expected = (None if i < 10 else 0.9 if i < 1500 else 0.8 for i in curve.iterations)
     assert curve.series["spearman"] == tuple(expected)
+
+
+@pytest.mark.anyio
+async def test_a_full_cache_forgets_only_its_oldest_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_rollout.status.curves._CACHED_CURVES", 2)
+    store = MemoryRunStore()
+    for run in "abc":
+        await fill(store, 1, run)
+    curves = OverviewCurves(store)
+    first, second = [await curves.overview(TENANT, run, 0) for run in "ab"]
+    assert await curves.overview(TENANT, "a", 1) is not first, "it reported again"
+    await curves.overview(TENANT, "c", 0)
+    assert await curves.overview(TENANT, "b", 0) is second
+    assert len(curves._cached) == 2
