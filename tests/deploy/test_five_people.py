@@ -125,7 +125,8 @@ def test_the_gpus_without_container_and_program_are_free(tmp_path: Path) -> None
             if [ $1 = ps ]; then printf '1\\n2\\n'; exit; fi
             echo "/solrl-rollout-1 [PATH=/bin NVIDIA_VISIBLE_DEVICES=GPU-a,GPU-b SOLRL_PORT=8100]"
             echo "/alice-first [NVIDIA_VISIBLE_DEVICES=GPU-c]"
-            echo "/solrl-redis-1 [PATH=/bin]" """,
+            echo "/solrl-redis-1 [PATH=/bin]"
+            echo "/dcgm-exporter [NVIDIA_VISIBLE_DEVICES=all]" """,
         "nvidia-smi": """
             case $1 in
                 --query-gpu=*) for gpu in a b c d e; do echo "GPU-$gpu, 00000000:3$gpu:00.0, 7 MiB"; done;;
