@@ -87,7 +87,7 @@ class Registry(Generic[T]):
 
         Raises:
             ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown or
-                lacking, or is no true or false where the default is.
+                lacking, or is no true or false where the default is, or is one where the default is a number.
         """
         target: Any = self.find(name)
         names = set(options)
@@ -104,11 +104,11 @@ class Registry(Generic[T]):
         if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
             hint = did_you_mean(unknown[0], accepted)
             raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {accepted}")
-        switches = [one.name for one in parameters if isinstance(one.default, bool)]
-        if wrong := next((one for one in switches if not isinstance(options.get(one, False), bool)), None):
-            raise ValueError(
-                f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected true or false"
-            )
+        for one in parameters:
+            kind, value = type(one.default), options.get(one.name, one.default)
+            if kind in (bool, int, float) and isinstance(value, bool) != (kind is bool):
+                expected = "true or false" if kind is bool else "a number"
+                raise ValueError(f"got {value!r} for option {one.name!r} of {self.noun} {name!r}; expected {expected}")
         needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
         if all_given and (lacking := [option for option in needed if option not in names]):
             raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(names)}")

@@ -120,6 +120,10 @@ def test_wrong_kinds_and_options_name_the_entry(register: Register) -> None:
         things().make("decimal", {"valeu": "1"})
     with pytest.raises(ValueError, match=r"got 'no' for option 'line' of reward 'ocr'; expected true or false"):
         REWARDS.check_options("ocr", {"line": "no"})
+    for reward, option in (("motion", "enough"), ("geneval", "threshold"), ("pickscore", "batch_size")):
+        REWARDS.check_options(reward, {option: 1})
+        with pytest.raises(ValueError, match=f"got True for option '{option}' of reward '{reward}'; expected a number"):
+            REWARDS.check_options(reward, {option: True})
     registry = things(others=("nothing else",))
     with pytest.raises(ValueError, match=r"expected one of \[.*\], or nothing else$"):
         registry.find("json:loads")
