@@ -241,6 +241,14 @@ def test_names_say_what_the_value_is(folder: str) -> None:
     ] == []
 
 
+def test_nothing_is_unpickled_that_ruff_lets_pass() -> None:
+    for package in PACKAGES:
+        for path in sources(package):
+            assert not imported(path) & {"cloudpickle", "joblib"}, path
+            calls = re.findall(r"\btorch\.load\(.*", path.read_text(encoding="utf-8"))
+            assert all("weights_only=True" in call for call in calls), path
+
+
 def test_no_text_is_read_as_rich_s_markup() -> None:
     """It would lose its brackets, as in solrl[ocr] and the names of files."""
     for package in PACKAGES:
