@@ -7,7 +7,7 @@ import pytest
 from solrl_client.rollouts import RolloutClient
 from solrl_core import diagnosis
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import PromptItem
+from solrl_proto.rollouts import PromptItem, RewardSpec
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from solrl_trainer.commands.preflight import check_run, is_usable, require_usable
@@ -173,3 +173,6 @@ def test_a_service_that_asks_no_server_is_refused(service: RunningService, serve
     odd = [spec.model_copy(update={"at": f"{server}/path"}) for spec in asked if spec.at]
     with pytest.raises(ProblemError, match="contains the path '/path'"):
         require_rewards(service.url, models, hosted, odd)
+    near = hosted.model_copy(update={"rewards": ("hpsv3",)})
+    with pytest.raises(ProblemError, match=r"does not score hpsv2 \(did you mean 'hpsv3'\?\)"):
+        require_rewards(service.url, models, near, [RewardSpec(name="hpsv2", weight=1)])

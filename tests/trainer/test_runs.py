@@ -58,7 +58,7 @@ def test_a_used_name_is_reported_before_loading(
     ("setting", "fault"),
     [
         ("served_as=another", "does not host 'another'"),
-        ("rewards=hpsv2", "start the service with --rewards clipscore hpsv2"),
+        ("rewards=hpsv2", "does not score hpsv2; got ['hpsv2']; expected ['clipscore']; start the service with --rew"),
     ],
 )
 @pytest.mark.parametrize("extra", [(), ("--dry-run",)])
