@@ -121,7 +121,7 @@ def train(
         # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.
         session.start(adapters, log.pushed_digests() if resume else set())
-        log.rewind(version if stored else -1)
+        log.rewind(version if stored else -1, back=checkpoint is not None)
         log.changed(version, changes)
         if resume and world.rank == 0:
             checkpoints.drop_after(config.output / "checkpoints", version)

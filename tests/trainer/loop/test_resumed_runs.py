@@ -9,6 +9,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
 from solrl_trainer.loop import train
+from solrl_trainer.records.trackers.run_trackers import KEY, Trackers
 from solrl_trainer.service.adapter_supply import AdapterSupply
 from tests.support.service_helpers import running_service
 from tests.trainer.real_runs import SMALL, Run, Service, Watcher, go, selected
@@ -69,8 +70,11 @@ def test_an_interrupted_evaluation_is_made_up_for_once(half: Run, service: Servi
     assert line["time"] < next(m["time"] for m in resumed.metrics if m["event"] == "iteration" and m["version"] == 2)
 
     again = Watcher()
-    train(resumed.config, again, resume=True, checkpoint=1)
+    (output / KEY).write_text("former")
+    trackers = Trackers(resumed.config.model_copy(update={"track": ("tensorboard",)}))
+    train(resumed.config, again, resume=True, checkpoint=1, trackers=trackers)
     assert (1, "evaluate") not in again.phases
+    assert (output / KEY).read_text() != "former"
 
 
 def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service: Service, folder: Path) -> None:

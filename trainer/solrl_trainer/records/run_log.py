@@ -78,8 +78,8 @@ class RunLog:
     def _lines(self, event: str) -> list[dict[str, Any]]:
         return self._metrics.lines(event) if self._metrics is not None else []
 
-    def rewind(self, version: int) -> None:
-        """Drop lines beyond `version`, from which the run continues; −1 drops all lines."""
+    def rewind(self, version: int, *, back: bool = False) -> None:
+        """Drop lines beyond `version`, from which the run continues, or to which it goes `back`; −1 drops all lines."""
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
@@ -88,7 +88,7 @@ class RunLog:
             self._gradients = [one["grad_norm"] for one in self._lines("iteration") if one["version"] > since]
             self.spearman = {line["version"]: line["spearman"] for line in self._lines("fidelity")}
             if self._trackers is not None:
-                self._trackers.start(version)
+                self._trackers.start(version, anew=back or version < 0)
 
     def changed(self, version: int, changes: Sequence[Change]) -> None:
         """The run continues from `version` with these changes."""

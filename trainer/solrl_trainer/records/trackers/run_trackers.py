@@ -39,10 +39,10 @@ class Trackers:
         self._config = config
         self._open: dict[str, Tracker] = {}
 
-    def start(self, version: int) -> None:
-        """Open the trackers for a run that continues from `version`, or begins: −1. Only then it gets a new key."""
+    def start(self, version: int, *, anew: bool) -> None:
+        """Open the trackers for a run that continues from `version`, or begins: −1; `anew`, with a new key."""
         path = self._config.output / KEY
-        if self._config.track and (version < 0 or not path.is_file()):
+        if self._config.track and (anew or not path.is_file()):
             write_file(path, secrets.token_hex(11)[:21])
         for name in self._config.track:
             settings = self._config.model_dump(mode="json")

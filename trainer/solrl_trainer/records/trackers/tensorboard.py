@@ -11,14 +11,14 @@ from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):
-    """A run's event files, in a folder of its key. A report is only named, since TensorBoard keeps no files."""
+    """A run's event files; a run that goes back drops later steps. A report is only named: no files are kept."""
 
     package = "tensorboard"
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run.folder / "tensorboard" / run.key[:6]
+        folder = run.folder / "tensorboard"
         self._writer = SummaryWriter(str(folder), purge_step=run.version + 1 if folder.exists() else None)
         self._writer.add_text("settings", f"```yaml\n{yaml.safe_dump(dict(run.settings), sort_keys=False)}```")
 

@@ -14,7 +14,7 @@ class TrackedRun:
     """A run as a tracker needs it.
 
     Attributes:
-        key: 21 letters and digits, the same when the run is resumed.
+        key: 21 letters and digits, the same when the run is resumed, another when it goes back to a version.
         version: that the run continues from; later ones come again, if they were there. −1: it begins.
         settings: JSON values.
     """
@@ -29,7 +29,7 @@ class TrackedRun:
 class Tracker(ABC):
     """A run in an experiment tracker; the constructor opens it with the run's settings.
 
-    A resumed run is opened with its former key, and only what is new follows.
+    Of a resumed run, only what is new follows.
 
     Any method may raise: the run notes the failure, continues, and calls the tracker no more. `package` is the one that
     the tracker imports; None if none can be missing.
