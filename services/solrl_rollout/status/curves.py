@@ -35,16 +35,11 @@ class OverviewCurves:
         cached = self._cached.get((tenant, run))
         if cached is None or cached[0] != revision:
             points = await self._store.iterations(tenant, run)
-            cached = revision, (overview(points), newest_evaluations(points))
+            cached = revision, (_curve(thinned(points), {}), newest_evaluations(points))
             self._cached[tenant, run] = cached
             if len(self._cached) > _CACHED_CURVES:
                 del self._cached[next(iter(self._cached))]
         return cached[1]
-
-
-def overview(points: Sequence[Point]) -> Curve:
-    """A curve of the score alone."""
-    return _curve(thinned(points), {})
 
 
 def evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:

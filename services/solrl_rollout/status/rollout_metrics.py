@@ -125,10 +125,7 @@ class RolloutMetrics(RequestMetrics):
             self._run(tenant, run).head = version
 
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record the version that served a run's last request, None if it was deleted; and the run's newest version.
-
-        A run without a newest version was deleted: it is forgotten.
-        """
+        """Record a run's newest version, None if the run was deleted, and its last served version, None if deleted."""
         if head is None:
             return self.run_deleted(tenant, run)
         with self._lock:

@@ -68,9 +68,7 @@ class MemoryRunStore(RunStore):
         return max(self._tenants[tenant].get(run, _Run()).versions, default=None)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        record = self._tenants[tenant].get(run)
-        if record is None:
-            raise RunNotFoundError(run)
+        record = self._run(tenant, run)
         infos = tuple(record.versions[version][0] for version in sorted(record.versions))
         return AdapterList(run=run, head=max(record.versions), versions=infos)
 

@@ -109,11 +109,6 @@ def test_an_invalid_iteration_is_refused(service: RunningService, run: str, wron
     assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")
 
 
-def test_an_unknown_run_is_404(service: RunningService) -> None:
-    for answer in (tell(service, "nobody", report(0)), service.client.get("/v1/runs/nobody/iterations")):
-        assert (answer.status_code, problem(answer)["kind"]) == (404, "run-not-found")
-
-
 def test_the_page_is_one_file_under_a_strict_policy(service: RunningService) -> None:
     page = service.client.get("/", headers={"Accept-Encoding": "gzip"})
     assert page.headers["content-type"] == "text/html; charset=utf-8"
