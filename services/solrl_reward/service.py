@@ -180,7 +180,7 @@ async def running_service(settings: RewardSettings, metrics: RewardMetrics) -> A
 
     Raises:
         ValueError, OSError: a reward cannot be loaded.
-        RewardError: a reward cannot score two grey images.
+        RewardError: `try_rewards` refuses a reward.
         torch.OutOfMemoryError: the rewards do not fit.
     """
     device = torch.device(require_device(settings.device))

@@ -36,7 +36,7 @@ def try_rewards(
         side: side of the images, if the model's options have no size.
         prompts_of: reward → texts and metadata that it will judge by; the first two are used. None if they are not
             known yet: then a reward may fail, for it may need metadata or another size, but not by an error of its
-            code, and what it returns must be usable.
+            code or of CUDA, and what it returns must be usable.
 
     Returns:
         Names of the rewards whose scores can be used.
@@ -60,9 +60,11 @@ def try_rewards(
         try:
             rewards.score([name], inputs, texts, metadata)
         except RewardError as error:
-            if not known and error.__cause__ and not isinstance(error.__cause__, _OF_CODE):
+            cause = error.__cause__
+            if not known and cause and not isinstance(cause, _OF_CODE) and "CUDA error" not in error.fault:
                 logger.warning("%s; it is used all the same, since it may demand another size or prompt", error)
                 continue
-            raise RewardError(name, f"cannot be used: tried on two grey images, it {error.fault}") from error
+            cure = "" if known else "; if it needs metadata, mark it by checks_prompts (docs/extending/reward.md)"
+            raise RewardError(name, f"cannot be used: tried on two grey images, it {error.fault}{cure}") from error
         usable.append(name)
     return usable

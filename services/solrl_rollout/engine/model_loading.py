@@ -32,7 +32,7 @@ def load_models(
 
     Raises:
         ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
-        RewardError: a reward cannot score two grey images, or fails in the warm-up.
+        RewardError: `try_rewards` refuses a reward, or one fails in the warm-up.
     """
     _check_names(settings)
     rewards: dict[str, Reward] = {}
