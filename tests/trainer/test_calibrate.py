@@ -174,9 +174,7 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
     assert set(scored) == {prompts_of_run(config.prompt_sources, "train").by_digest[2].text}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
-    with pytest.raises(
-        ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 other prompts"
-    ):
+    with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 other"):
         calibrate(config, tmp_path, prompts=2, minimum=0, limits=limits)
     summary = calibrate(config, tmp_path, prompts=3, minimum=-1, limits=ONE_PLAN)
     assert summary["prompts"] == 3

@@ -32,6 +32,7 @@ def test_grown_gradients_are_said_once_also_after_a_resume(tmp_path: Path, caplo
     train(log, [0.02] * 5 + [0.5] * 9)
     resumed = RunLog(metrics)
     resumed.rewind(5)
+    resumed.changed(5, [])
     train(resumed, [0.5] * 9)
     assert len(caplog.messages) == 2
     assert all("gradient norm has grown from 0.02 to 0.5. See docs/troubleshooting.md#" in it for it in caplog.messages)

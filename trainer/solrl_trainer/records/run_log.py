@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
@@ -83,9 +83,6 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
-            changes = (one["version"] for one in self._lines("change") if _scales(one["changes"]))
-            since = max(changes, default=0)
-            self._gradients = [one["grad_norm"] for one in self._lines("iteration") if one["version"] > since]
             self.spearman = {line["version"]: line["spearman"] for line in self._lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version, anew=back or version < 0)
@@ -95,8 +92,9 @@ class RunLog:
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
-        if _scales(one.name for one in changes):
-            self._gradients.clear()
+        scaling = (it for it in self._lines("change") if any(name.startswith(_SCALING) for name in it["changes"]))
+        since = max((line["version"] for line in scaling), default=0)
+        self._gradients = [line["grad_norm"] for line in self._lines("iteration") if line["version"] > since]
 
     def candidates(self, iteration: int, groups: Iterator[CandidateGroup]) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -249,10 +247,6 @@ def open_run_log(
         metrics = MetricsFile(config.output / "metrics.jsonl")
         log = RunLog(metrics, reporter, status, trackers)
         yield log
-
-
-def _scales(names: Iterable[str]) -> bool:
-    return any(name.startswith(_SCALING) for name in names)
 
 
 @contextmanager

@@ -68,7 +68,6 @@ class StatusReporter:
         self._source = source
         self._clock = clock
         self._settings: RunSettings | None = None
-        self._settings_due = True
         self._held_out: list[HeldOut] = []
         self._reported: IterationRecord | None = None
         self._ended: str | None = None
@@ -125,7 +124,9 @@ class StatusReporter:
                 try:
                     work()
                 except Exception as error:
-                    self._fail(error)
+                    if not self._failed:
+                        self._failed = True
+                        logger.warning(f"the service's page does not show all of this run: {error}")
 
     def _describe(self) -> None:
         self._settings = run_settings(self._config)
@@ -154,14 +155,13 @@ class StatusReporter:
 
     def _report(self, record: IterationRecord) -> None:
         if self._arrived and record is not self._reported:
-            self._held_out, self._settings_due = [], False
+            self._held_out = []
         self._reported = record
         samples, self._samples = self._samples, None
         self._send(samples)
 
     def _report_evaluation(self, record: HeldOutRecord) -> None:
         self._held_out.append(record.message())
-        self._settings_due = True  # a service that was restarted may lack them
         if self._reported is not None and self._reported.version == record.version:
             self._send(None)
 
@@ -171,10 +171,10 @@ class StatusReporter:
             self._send(None)
 
     def _send(self, samples: Samples | None) -> None:
-        """Report the newest iteration with the evaluations around it; they and the first report bring the settings."""
+        """Report the newest iteration. Evaluations around it bring the settings, which a restarted service lacks."""
         assert self._reported is not None
         self._arrived = False
-        held_out, settings = self._held_out[-2:], self._settings if self._settings_due else None
+        held_out, settings = self._held_out[-2:], self._settings if self._held_out else None
         report = self._reported.report(self._config.iterations, samples, held_out, settings, self._ended)
         try:
             self._client.report_iteration(self._config.run, report)
@@ -183,11 +183,6 @@ class StatusReporter:
                 self._settings, self._held_out = None, self._held_out if settings else []
             raise
         self._arrived = True
-
-    def _fail(self, error: Exception) -> None:
-        if not self._failed:
-            self._failed = True
-            logger.warning(f"the service's page does not show all of this run: {error}")
 
 
 def run_settings(config: RunConfig) -> RunSettings:
