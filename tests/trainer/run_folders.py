@@ -14,10 +14,7 @@ from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.settings.presets import resolve
 
 HOSTILE = 'a <script>alert("red")</script> circle & a "square"'
-PROMPTS = [
-    HOSTILE,
-    *(f"a picture of {i} cyan crosses to the left of a purple triangle" for i in range(1, 20)),
-]
+PROMPTS = [HOSTILE, *(f"a picture of {i} cyan crosses to the left of a purple triangle" for i in range(1, 20))]
 
 RESULT: dict[str, Any] = {
     "model": "mini-sana",

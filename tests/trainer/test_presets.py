@@ -145,10 +145,7 @@ def test_an_unknown_setting_is_refused_with_its_name_and_source(key: str, layer:
         ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
         ({"overrides": ["explore.precision=int4"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
         ({"files": {"a.yaml": {"optimizer": {"batch": "low"}}}}, ["optimizer.batch", "a.yaml", "'low'"]),
-        (
-            {"arguments": {"run": "a/../b"}},
-            ["run", "command line", "'a/../b'; expected a name of 1 to 64"],
-        ),
+        ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'; expected a name of 1 to 64"]),
         ({"overrides": ["evaluate.rewards=[{}]"]}, ["evaluate.rewards", "--set", "{}"]),
         ({"overrides": ["optimizer.learning_rate=.nan"]}, ["optimizer.learning_rate", "--set", "nan"]),
     ],

@@ -61,10 +61,7 @@ def in_service(client: httpx.Client, weights: Mapping[str, float], metadata: Map
         (group,) = found["groups"]
         return tuple(group["scores"]), {name: tuple(values) for name, values in group["rewards"].items()}
     kind = (found["type"].rpartition(":")[2], answer.status_code, "retry-after" in answer.headers)
-    faults = {
-        (ProblemKind.REWARD_FAILED, 500, False): "fails",
-        (ProblemKind.SCORE_NONFINITE, 422, False): "overflows",
-    }
+    faults = {(ProblemKind.REWARD_FAILED, 500, False): "fails", (ProblemKind.SCORE_NONFINITE, 422, False): "overflows"}
     return faults[kind], found["detail"]
 
 
@@ -107,12 +104,7 @@ def everywhere() -> Iterator[dict[str, Score]]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("weights", "score"),
-    [
-        ({WANT: 1}, 0.3),
-        ({TWICE: 0.1, WANT: -2.5}, -0.69),
-        ({WANT: 0, TWICE: 3}, 1.8),
-        ({TWICE: 3, WANT: 0}, 1.8),
-    ],
+    [({WANT: 1}, 0.3), ({TWICE: 0.1, WANT: -2.5}, -0.69), ({WANT: 0, TWICE: 3}, 1.8), ({TWICE: 3, WANT: 0}, 1.8)],
     ids=["one", "a sum", "one only logged", "the other only logged"],
 )
 def test_scores_are_equal(everywhere: dict[str, Score], place: str, weights: dict[str, float], score: float) -> None:

@@ -34,10 +34,7 @@ def test_tensors_of_any_dtype_are_accepted() -> None:
     assert all(isinstance(i, int) for i in best_worst(torch.rand(5), 2))
 
 
-@given(
-    rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=96),
-    share=st.floats(0, 1),
-)
+@given(rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=96), share=st.floats(0, 1))
 def test_no_omitted_candidate_is_above_the_best_or_below_the_worst(rewards: list[float], share: float) -> None:
     count = 2 + round(share * (len(rewards) - 2))
     kept = best_worst(rewards, count)

@@ -211,11 +211,7 @@ def test_a_file_that_does_not_fit_is_named(
     ("metadata", "scale", "alpha"),
     [
         ({}, 1, NO_ALPHA),
-        (
-            {"ss_network_alpha": "8"},
-            1,
-            f"{NO_ALPHA} (ss_network_alpha=8 of its header is not used)",
-        ),
+        ({"ss_network_alpha": "8"}, 1, f"{NO_ALPHA} (ss_network_alpha=8 of its header is not used)"),
         ({"lora_alpha": "6"}, 3, "of lora_alpha in its header"),
         (
             {"lora_adapter_metadata": json.dumps({"transformer.lora_alpha": 6, "transformer.use_rslora": True})},

@@ -172,14 +172,8 @@ def test_a_pair_shares_its_batch_its_time_and_its_noise(backbone: Backbone) -> N
     ("name", "said"),
     [
         ("Tensors", r"loss returned a Tensor of shape \(\); expected a `Loss` \(test_algorithms.py:\d+\)"),
-        (
-            "Unreduced",
-            r"loss returned a `Loss` whose value is a Tensor of shape \(8, .*; expected a scalar .*py:",
-        ),
-        (
-            "Detached",
-            r"loss returned a `Loss` whose value is a Tensor of shape \(\) without gradient; expected",
-        ),
+        ("Unreduced", r"loss returned a `Loss` whose value is a Tensor of shape \(8, .*; expected a scalar .*py:"),
+        ("Detached", r"loss returned a `Loss` whose value is a Tensor of shape \(\) without gradient; expected"),
         ("Figured", r"loss returned a `Loss` whose figure 'weights' is a Tensor of shape \(8,\); expected a number"),
         ("Flat", r"advantages returned a Tensor of shape \(8,\); expected shape \(2, 4\) \(test_algorithms.py:\d+\)"),
         ("Beyond", r"units returned torch.int64 from 0 to 8; expected .*, whole numbers from 0 to 7"),

@@ -49,11 +49,7 @@ def test_a_recipe_trains_on_recorded_steps(recipe: str, stages: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ("flowgrpo_two_stage", ("explore.precision=nvfp4",)),
-        ("dancegrpo_two_stage", ()),
-    ],
+    ("recipe", "settings"), [("flowgrpo_two_stage", ("explore.precision=nvfp4",)), ("dancegrpo_two_stage", ())]
 )
 def test_a_service_finds_seeds(
     recipe: str, settings: tuple[str, ...], small_service: RunningService, tmp_path: Path

@@ -5,14 +5,7 @@ import socket
 
 import pytest
 import torch
-from solrl_trainer.ranks.communicator import (
-    Communicator,
-    gather_rows,
-    gather_values,
-    pick_device,
-    require_equal,
-    shard,
-)
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, gather_values, pick_device, require_equal, shard
 from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 from solrl_trainer.ranks.rank_runtime import GLOO_INTERFACE, choose_interface
 from tests.trainer.training_helpers import Ranks

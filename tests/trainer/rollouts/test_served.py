@@ -97,11 +97,7 @@ def explored_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]
 
 
 def test_a_share_that_the_trainer_explores_has_the_same_bits_also_when_resumed(
-    lag: int,
-    here: Run,
-    service: RunningService,
-    explored_here: list[tuple[int, int, int]],
-    tmp_path: Path,
+    lag: int, here: Run, service: RunningService, explored_here: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
     folder = tmp_path / f"divided-{lag}"
     settings = (f"explore.lag={lag}", "explore.share=0.3", "keep_checkpoints=3")

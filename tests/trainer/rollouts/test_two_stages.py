@@ -36,10 +36,7 @@ FITTED = (
     "x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]}"
 )
 """Euler steps as a fitted solver, which ends at its last prediction."""
-PLANS = {
-    "whole": ("iterations=2",),
-    "fitted": (f"explore.fitted={FITTED}", "iterations=1"),
-}
+PLANS = {"whole": ("iterations=2",), "fitted": (f"explore.fitted={FITTED}", "iterations=1")}
 
 
 @dataclass
