@@ -85,10 +85,7 @@ def kl() -> AutoencoderKL:
 
 
 def dc(**changes: Any) -> AutoencoderDC:
-    settings: dict[str, Any] = {
-        "decoder_block_out_channels": (128, 128, 256),
-        "decoder_layers_per_block": (1, 1, 1),
-    }
+    settings: dict[str, Any] = {"decoder_block_out_channels": (128, 128, 256), "decoder_layers_per_block": (1, 1, 1)}
     return AutoencoderDC(
         **settings | changes,
         latent_channels=8,

@@ -38,11 +38,7 @@ def test_another_picture_is_refused_before_it_is_decoded() -> None:
     # Files without their pixels: their heads alone say that they are of another size.
     large = lossless_file(noise(400, 300, 3))[:64]
     for file, frames, fault in (
-        (
-            large,
-            1,
-            "got an image of 300 × 400 pixels and 1 frames; expected 9 × 12 pixels and at most 1 frames",
-        ),
+        (large, 1, "got an image of 300 × 400 pixels and 1 frames; expected 9 × 12 pixels and at most 1 frames"),
         (large[:20], 1, "got 20 bytes that are no such image"),
         (b"", 1, "got 0 bytes that are no such image"),
         (lossless_file(noise(12, 9, 3))[:-200], 1, "no such image"),

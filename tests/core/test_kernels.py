@@ -91,11 +91,7 @@ def test_compiled_blocks_equal_eager_ones_and_an_adapter_does_not_recompile(name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [16, 320, 2432, 3072, 5000])
 def test_the_norm_and_modulation_kernel(length: int, dtype: torch.dtype, gated: bool) -> None:
-    views: list[Callable[[Tensor], Tensor]] = [
-        lambda t: t,
-        lambda t: t[:, 1:9],
-        lambda t: t.mT.contiguous().mT,
-    ]
+    views: list[Callable[[Tensor], Tensor]] = [lambda t: t, lambda t: t[:, 1:9], lambda t: t.mT.contiguous().mT]
     for view in views:
         (x, out, *rest), (there, out_there, *rest_there) = (
             half_a_block(dtype, 37, length, device) for device in ("cpu", "cuda")
@@ -209,10 +205,7 @@ def fused_operations() -> dict[str, tuple[Callable[..., object], list[Tensor]]]:
             [random(2, 5, 7, 48), random(48, 1, 3, 3), random(48)],
         ),
         "norm": (lambda x, *rest: norm_modulate_quantize(-x, *rest, 1e-6), [x, scale, shift]),
-        "add and norm": (
-            lambda x, *rest: add_norm_modulate_quantize(-x, *rest, 1e-6),
-            [x, out, gate, scale, shift],
-        ),
+        "add and norm": (lambda x, *rest: add_norm_modulate_quantize(-x, *rest, 1e-6), [x, out, gate, scale, shift]),
         "attention": (
             lambda image, text: attend(*torch.cat([-image, -text], 2), bounded=True),
             [random(3, 2, 70, 3, 64), random(3, 2, 7, 3, 64)],

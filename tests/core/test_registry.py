@@ -111,10 +111,7 @@ def test_wrong_kinds_and_options_name_the_entry(register: Register) -> None:
         registry.find("sys:maxsize")
     assert things().make("decimal", {"value": "1.5"}) == Decimal("1.5")
     assert things().make("dumps", {}) is json.dumps
-    with pytest.raises(
-        ValueError,
-        match=r"got options \['indent'\] for thing 'dumps', a function; .*class whose",
-    ):
+    with pytest.raises(ValueError, match=r"got options \['indent'\] for thing 'dumps', a function; .*class whose"):
         things().make("dumps", {"indent": 1})
     with pytest.raises(ValueError, match=r"got option 'valeu' of thing 'decimal' \(did you mean 'value'\?\); expected"):
         things().make("decimal", {"valeu": "1"})

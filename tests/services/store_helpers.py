@@ -12,12 +12,7 @@ TENANT = "tenant-a"
 
 
 def adapter(
-    version: int,
-    parent: int | None,
-    text: str = "",
-    run: str = "run-a",
-    model: str = "mini",
-    body: bytes = b"",
+    version: int, parent: int | None, text: str = "", run: str = "run-a", model: str = "mini", body: bytes = b""
 ) -> tuple[AdapterInfo, bytes]:
     body = body or f"{version} {text}".encode()
     return stored_version(body, run=run, version=version, parent=parent, model=model)

@@ -17,12 +17,7 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Tokenizer,
-    Qwen3ForCausalLM,
-    UMT5EncoderModel,
-)
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer, Qwen3ForCausalLM, UMT5EncoderModel
 
 _TEXT = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 _TEXT |= {"num_key_value_heads": 1}

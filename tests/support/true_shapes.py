@@ -24,14 +24,7 @@ from diffusers import (
     WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
-from transformers import (
-    CLIPTextConfig,
-    Gemma2Config,
-    Qwen2_5_VLConfig,
-    Qwen3Config,
-    T5Config,
-    UMT5Config,
-)
+from transformers import CLIPTextConfig, Gemma2Config, Qwen2_5_VLConfig, Qwen3Config, T5Config, UMT5Config
 
 WIDE_VAE = {
     "block_out_channels": [128, 256, 512, 512],

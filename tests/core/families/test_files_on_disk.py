@@ -101,9 +101,7 @@ def test_an_all_in_one_file_gives_what_it_has(tmp_path: Path, folder: Path) -> N
     ],
 )
 def test_other_models_have_comfyuis_files_too(
-    tmp_path: Path,
-    write: Callable[[Path], Path],
-    names: Callable[[original.Weights], original.Weights],
+    tmp_path: Path, write: Callable[[Path], Path], names: Callable[[original.Weights], original.Weights]
 ) -> None:
     folder = write(tmp_path / "model")
     weights = original.prefixed(names(original.read(folder, "transformer")), original.COMFY)
@@ -179,10 +177,7 @@ def test_a_sana_with_linear_layers_by_names_of_diffusers_is_loaded(sana: Path, s
         ({"logvar_linear.weight": torch.zeros(1, 64)}, "also has logvar_linear.weight"),
         ({"blocks.1.attn.qkv.weight": None}, "it has no 'blocks.1.attn.qkv.weight'"),
         ({"blocks.0.mlp.point_conv.linear.weight": None}, "it has no 'blocks.0.mlp.point_conv.conv.weight'"),
-        (
-            {"blocks.0.attn.qkv.weight": torch.zeros(192, 192)},
-            "in another shape .*0.attn1.to_k.weight",
-        ),
+        ({"blocks.0.attn.qkv.weight": torch.zeros(192, 192)}, "in another shape .*0.attn1.to_k.weight"),
         ({"blocks.5.attn.proj.bias": torch.zeros(192)}, "it has no 'blocks.5."),
     ],
 )

@@ -150,8 +150,7 @@ def test_a_resumed_stream_must_be_served_in_the_same_way(service: HostileService
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("digest", "sha256:" + "2" * 64), ("version", 4), ("run", "another"), ("model", "mini-flux")],
+    ("field", "value"), [("digest", "sha256:" + "2" * 64), ("version", 4), ("run", "another"), ("model", "mini-flux")]
 )
 def test_a_push_that_stored_something_different_is_refused(service: HostileService, field: str, value: Any) -> None:
     service.change_stored = lambda stored: stored.update({field: value})

@@ -8,14 +8,7 @@ import yaml
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from tests.services.iteration_helpers import report
 from tests.services.security_helpers import Guarded, raw
-from tests.support.service_helpers import (
-    MODEL,
-    Layout,
-    RunningService,
-    adapter_file,
-    adapter_headers,
-    problem,
-)
+from tests.support.service_helpers import MODEL, Layout, RunningService, adapter_file, adapter_headers, problem
 
 JSON = "application/json"
 
