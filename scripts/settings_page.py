@@ -104,7 +104,7 @@ def _of_algorithms() -> dict[str, list[Setting]]:
     assert common is not None
     described = {(row.name, row.meaning) for row in settings_of(common, "algorithm.")}
     names_of: dict[Setting, list[str]] = {}
-    for name in filter(ALGORITHMS.is_built_in, ALGORITHMS.names()):
+    for name in sorted(ALGORITHMS.built_in):
         for row in settings_of(ALGORITHMS.find(name).Settings, "algorithm."):
             names_of.setdefault(row, []).append(name)
     tables: dict[str, list[Setting]] = {}

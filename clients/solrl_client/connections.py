@@ -15,6 +15,7 @@ from urllib.request import getproxies
 import httpx
 
 _PORTS = {"http": 80, "https": 443}
+_THIS_MACHINE = ("localhost", "127.0.0.0/8", "::1", "0.0.0.0", "::")
 
 Transport = TypeVar("Transport", httpx.HTTPTransport, httpx.AsyncHTTPTransport)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -45,8 +46,8 @@ def proxy_for(address: str) -> str | None:
     host = (parts.hostname or "").rstrip(".")
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     port = parts.port or _PORTS.get(parts.scheme)
-    exceptions = re.split(r"[,\s]+", proxies.get("no", "").lower())
-    if not proxy or _is_this_machine(host) or any(_names(entry, host, port) for entry in exceptions):
+    exceptions = (*_THIS_MACHINE, *re.split(r"[,\s]+", proxies.get("no", "").lower()))
+    if not proxy or any(_names(entry, host, port) for entry in exceptions):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -65,14 +66,6 @@ def _transport(kind: Callable[..., Transport], address: str, **options: Any) -> 
             f"expected http://HOST:PORT, or socks5://HOST:PORT{package}; change the variable "
             f"{urlsplit(address).scheme}_proxy or all_proxy, or list the host in no_proxy"
         ) from None
-
-
-def _is_this_machine(host: str) -> bool:
-    """Whether a host is this machine by its spelling."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    address = _address(host)
-    return address is not None and (address.is_loopback or address.is_unspecified)
 
 
 def _names(entry: str, host: str, port: int | None) -> bool:

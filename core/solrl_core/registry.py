@@ -50,10 +50,6 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self.names()
 
-    def is_built_in(self, name: str) -> bool:
-        """Whether `name` comes with this project."""
-        return name in self.built_in
-
     def check(self, name: str) -> None:
         """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
         module, _, attribute = name.partition(":")

@@ -112,7 +112,7 @@ def test_the_page_says_what_to_download_for_each_option() -> None:
         if found := re.match(r"\| (?:`(\w+)`)? ?\| `(\w+)` \| `(.*)` \|$", line):
             name = found[1] or name
             said.setdefault(name, set()).add((found[2], found[3]))
-    for name in filter(REWARDS.is_built_in, REWARDS.names()):
+    for name in REWARDS.built_in:
         loaded = getattr(REWARDS.find(name), "sources", lambda options: ())({})
         whole = {source.where for source in loaded if source.file == CONFIG}
         needed = [source for source in loaded if source.file != TOKENIZER or source.where not in whole]
@@ -122,7 +122,7 @@ def test_the_page_says_what_to_download_for_each_option() -> None:
 def test_the_page_lists_the_rewards_that_are_there() -> None:
     listed = re.findall(r"^\| (`.*?) \|", (ROOT / REWARD).read_text(), re.MULTILINE)
     names = {name for cell in listed for name in re.findall(r"`(\w+)`", cell)}
-    assert names == {"vlm_judge", *filter(REWARDS.is_built_in, REWARDS.names())}
+    assert names == {"vlm_judge", *REWARDS.built_in}
 
 
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def load_reward(
     if isinstance(kind, type):
         takes_dtype = dtype is not None and "dtype" in inspect.signature(kind).parameters
         arguments = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **arguments}
-        if REWARDS.is_built_in(name):
+        if name in REWARDS.built_in:
             arguments["device"] = resolve_device(arguments["device"])
     with state_put_back():
         loaded: Reward = REWARDS.make(name, arguments)
@@ -220,7 +220,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     _, options = _frame_rule(name, options)
     device = {"device": "cpu"} if isinstance(kind, type) else {}
     REWARDS.check_options(name, {**device, **options}, all_given=all_given)
-    if REWARDS.is_built_in(name):
+    if name in REWARDS.built_in:
         try:
             dtype_named(options.get("dtype", "float32"))
             batches(0, options.get("batch_size", 1))

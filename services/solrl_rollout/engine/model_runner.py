@@ -92,7 +92,7 @@ class ModelRunner:
         rewards = tuple(
             name
             for name in judges.computed_here
-            if REWARDS.is_built_in(name) and not judges.first_fault(name, [(prompt.text, prompt.metadata)])
+            if name in REWARDS.built_in and not judges.first_fault(name, [(prompt.text, prompt.metadata)])
         )
         job = Job("", None, self._name, None, self._default_precision, Plan(steps=1), rewards, images=False)
 

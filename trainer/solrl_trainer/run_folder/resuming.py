@@ -155,7 +155,7 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
     if files := stored_files(config.prompt_sources, config.explore.source):
         parts["prompts:images"] = contents_digest(files)
     name = config.algorithm.name
-    if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl
+    if name not in ALGORITHMS.built_in:  # those come with a version of solrl
         parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))
     return parts | dict(_libraries())
 

@@ -32,7 +32,7 @@ def require_trackers(names: Iterable[str]) -> None:
     for name in names:
         package = TRACKERS.find(name).package
         if package is not None and find_spec(package) is None:
-            extra = f"pip install 'solrl[{name}]'" if TRACKERS.is_built_in(name) else f"pip install {package}"
+            extra = f"pip install 'solrl[{name}]'" if name in TRACKERS.built_in else f"pip install {package}"
             raise ValueError(
                 f"tracker {name!r} needs the package {package!r}, which is not installed: {extra}; or run without it "
                 "(--set track=[])"
