@@ -100,11 +100,11 @@ class Registry(Generic[T]):
         if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
             hint = did_you_mean(unknown[0], accepted)
             raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {accepted}")
-        for one in parameters:
-            kind, value = type(one.default), options.get(one.name, one.default)
+        for option, default in ((one.name, one.default) for one in parameters):
+            kind, value = type(default), options.get(option, default)
             if kind in (bool, int, float) and isinstance(value, bool) != (kind is bool):
                 expected = "true or false" if kind is bool else "a number"
-                raise ValueError(f"got {value!r} for option {one.name!r} of {self.noun} {name!r}; expected {expected}")
+                raise ValueError(f"got {value!r} for option {option!r} of {self.noun} {name!r}; expected {expected}")
         needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
         if all_given and (lacking := [option for option in needed if option not in names]):
             raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(names)}")
