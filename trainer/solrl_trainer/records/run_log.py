@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from statistics import median
 from typing import Any
 
 from solrl_client.retries import Wait
@@ -29,14 +28,6 @@ from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 5
-"""Iterations whose median gradient norm is compared: one batch of prompts may be easy."""
-MOST_GROWTH = 10
-"""Growth of the gradient norm since the first window. In benchmarks/results/paper/finished.tar.gz, all 24 runs of 250
-iterations exceed it, 22 before their best evaluation or at it, and 24 of the 452 shorter runs."""
-_SCALING = ("reward", "prompts", "algorithm", "optimizer")
-"""Beginnings of the names of changes after which gradient norms cannot be compared with those before."""
-
 
 class RunLog:
     """Metrics, progress, reports and trackers of a run. Without these, as on all ranks except 0, it does nothing.
@@ -57,8 +48,6 @@ class RunLog:
         self._trackers = trackers
         self._reporter = reporter
         self._status = status
-        self._gradients: list[float] = []
-        self._warned = False
         self._started = time.perf_counter()
         self._iteration: dict[str, float] = {}
         self._run: dict[str, float] = {}
@@ -92,9 +81,6 @@ class RunLog:
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
-        scaling = (it for it in self._lines("change") if any(name.startswith(_SCALING) for name in it["changes"]))
-        since = max((line["version"] for line in scaling), default=0)
-        self._gradients = [line["grad_norm"] for line in self._lines("iteration") if line["version"] > since]
 
     def candidates(self, iteration: int, groups: Iterator[CandidateGroup]) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -134,18 +120,6 @@ class RunLog:
     def iteration_trained(self, record: IterationRecord) -> None:
         """An iteration is trained; its checkpoint and push follow."""
         self._log("iteration", **record.line())
-        if self._metrics is not None:
-            self._gradients.append(record.update.grad_norm)
-            self._warn_of_collapse(record.version)
-
-    def _warn_of_collapse(self, version: int) -> None:
-        first, last = median(self._gradients[:WINDOW]), median(self._gradients[-WINDOW:])
-        if not self._warned and last > MOST_GROWTH * first > 0:
-            self._warned = True
-            logger.warning(
-                f"this run may be collapsing at version {version}: its gradient norm has grown from {first:.3g} to "
-                f"{last:.3g}. See docs/troubleshooting.md#a-run-that-may-be-collapsing"
-            )
 
     def iteration_finished(self, record: IterationRecord) -> None:
         """An iteration is pushed."""
