@@ -21,6 +21,7 @@ from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
+from solrl_trainer.rollouts.image_comparisons import compare_images
 from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.config import RunConfig
 from tests.trainer.hostile_service import Answer, HostileService, hostile_service
@@ -82,17 +83,21 @@ def test_evaluations_and_settings_come_with_the_first_report_that_arrives(
     assert note.startswith(f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}")
 
 
-@pytest.mark.parametrize(("refused", "told"), [(1, [0]), (2, [])])
-def test_settings_and_then_evaluations_that_the_service_refuses_are_left_out(
-    service: HostileService, notes: list[str], refused: int, told: list[int]
+def test_a_refused_report_comes_again_without_settings_evaluations_and_samples(
+    service: HostileService, notes: list[str]
 ) -> None:
-    with reporting(service, [*[REFUSED] * refused, ARRIVED, ARRIVED], notes) as reporter:
+    pairs = compare_images(samples(), lambda *_: (torch.rand(2, 3, 8, 8), 0.0), prompts=1, each=1)
+    with reporting(service, [REFUSED, ARRIVED, ARRIVED, REFUSED, ARRIVED, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
-        for iteration in range(refused + 1):
-            reporter.report(iteration_record(iteration))
-        reporter.evaluated(evaluation(refused + 1))
-    sent = [(0, True, [0]), (1, False, [0]), (2, False, told)]
-    assert brought(service) == [*sent[: refused + 1], (refused, False, [*told, refused + 1])]
+        reporter.show_comparisons(0, samples(), pairs)
+        reporter.report(iteration_record(0))
+        reporter.report(iteration_record(1))
+        reporter.evaluated(evaluation(2))
+        reporter.report(iteration_record(2))
+    plain = [(iteration, False, []) for iteration in range(3)]
+    assert brought(service) == [(0, True, [0]), *plain[:2], (1, True, [2]), *plain[1:]]
+    assert [b'"samples":' in body for body in service.bodies] == [True, *[False] * 5]
+    assert len(notes) == 1
 
 
 def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileService, notes: list[str]) -> None:

@@ -171,7 +171,10 @@ class StatusReporter:
             self._send(None)
 
     def _send(self, samples: Samples | None) -> None:
-        """Report the newest iteration. Evaluations around it bring the settings, which a restarted service lacks."""
+        """Report the newest iteration, again without evaluations, settings and samples if the service refuses one.
+
+        Evaluations around the iteration bring the settings, which a restarted service lacks.
+        """
         assert self._reported is not None
         self._arrived = False
         held_out, settings = self._held_out[-2:], self._settings if self._held_out else None
@@ -179,8 +182,10 @@ class StatusReporter:
         try:
             self._client.report_iteration(self._config.run, report)
         except ProblemError as error:
-            if error.problem.status == 422:  # as of a service with other limits, which would refuse all later reports
-                self._settings, self._held_out = None, self._held_out if settings else []
+            if error.problem.status == 422:  # as of a service with other limits
+                plain = self._reported.report(self._config.iterations, None, ended=self._ended)
+                self._client.report_iteration(self._config.run, plain)
+                self._arrived = True
             raise
         self._arrived = True
 
