@@ -7,7 +7,6 @@ decoded and scored, and the ranks of their scores are compared.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -105,6 +104,7 @@ class PrecisionCheck:
         batch: largest number of candidates that are generated at once.
         images: precision → images [N, 3, H, W] of the first prompt's candidates, of what was measured.
         true: reward → scores [N] of each prompt's candidates in the reference; measured when this is built.
+        bf16: BF16 by the plan; measured when this is built.
     """
 
     backbone: PipelineBackbone
@@ -116,18 +116,15 @@ class PrecisionCheck:
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
     images: dict[str, Tensor] = field(default_factory=dict)
     true: dict[str, list[Tensor]] = field(init=False)
+    bf16: Measured = field(init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.rewards)
-        self._exact = generator_at(self.backbone, "bf16")
+        self._exact: list[GeneratorOutput] = []
+        generator = generator_at(self.backbone, "bf16")
         whole = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
-        self.true = self._scores(self._made(self._exact, whole))
-
-    @cached_property
-    def _planned(self) -> list[GeneratorOutput]:
-        made = self._made(self._exact, self.plan)
-        self.images["bf16"] = made[0].images
-        return made
+        self.true = self._scores(self._generate(generator, whole))
+        self.bf16 = self._measure("bf16", generator)
 
     def measure(self, precision: Precision) -> Measured:
         """Compare a precision with the reference.
@@ -135,14 +132,20 @@ class PrecisionCheck:
         Raises:
             ValueError: the model does not run at this precision.
         """
-        generator = self._generator(precision)
+        return self.bf16 if precision == "bf16" else self._measure(precision, generator_at(self.backbone, precision))
+
+    def _measure(self, precision: Precision, generator: Generator) -> Measured:
         self._group(generator, self.plan, self.prompts[0], 1)  # warms up
         began = time.perf_counter()
-        made = self._made(generator, self.plan)
+        groups = self._generate(generator, self.plan)
         seconds = time.perf_counter() - began
-        self.images[precision] = made[0].images
-        scores = self._scores(made)
-        latents, images = (_pairs(made, self._planned, name) for name in ("latents", "images"))
+        self._exact = self._exact or groups
+        self.images[precision] = groups[0].images
+        scores = self._scores(groups)
+        latents, images = (
+            [(_finite(getattr(a, name)), getattr(b, name)) for a, b in zip(groups, self._exact, strict=True)]
+            for name in ("latents", "images")
+        )
         ranked = {
             name: rank_fidelity(torch.stack(scores[name]), torch.stack(self.true[name]), keep=2) for name in scores
         }
@@ -158,31 +161,24 @@ class PrecisionCheck:
             worst={name: fidelity.bottom_rank for name, fidelity in ranked.items()},
             latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),
             image_error=float(np.mean([float((own - exact).abs().mean()) for own, exact in images])),
-            unusable=float(torch.cat([_unusable(group.images) for group in made]).double().mean()),
+            unusable=float(torch.cat([_unusable(group.images) for group in groups]).double().mean()),
             step_seconds=seconds / (len(self.prompts) * self.candidates * self.plan.steps),
         )
 
-    def _generator(self, precision: Precision) -> Generator:
-        return self._exact if precision == "bf16" else generator_at(self.backbone, precision)
-
-    def _made(self, generator: Generator, plan: Plan) -> list[GeneratorOutput]:
+    def _generate(self, generator: Generator, plan: Plan) -> list[GeneratorOutput]:
         return [self._group(generator, plan, prompt, self.candidates) for prompt in self.prompts]
 
     def _group(self, generator: Generator, plan: Plan, prompt: PromptItem, count: int) -> GeneratorOutput:
         return Sampler(generator, lambda: plan, batch=self.batch).sample([prompt] * count, range(count))
 
-    def _scores(self, made: Sequence[GeneratorOutput]) -> dict[str, list[Tensor]]:
+    def _scores(self, groups: Sequence[GeneratorOutput]) -> dict[str, list[Tensor]]:
         """Scores of each group by reward; an image that is not finite gets a black image's scores."""
         scores: dict[str, list[Tensor]] = {name: [] for name in self.rewards.names}
-        for prompt, group in zip(self.prompts, made, strict=True):
+        for prompt, group in zip(self.prompts, groups, strict=True):
             scored, _ = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))
             for name in scores:
                 scores[name].append(scored[name])
         return scores
-
-
-def _pairs(made: Sequence[GeneratorOutput], exact: Sequence[GeneratorOutput], name: str) -> list[tuple[Tensor, Tensor]]:
-    return [(_finite(getattr(a, name)), getattr(b, name)) for a, b in zip(made, exact, strict=True)]
 
 
 def _finite(values: Tensor) -> Tensor:
