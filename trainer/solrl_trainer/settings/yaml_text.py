@@ -63,12 +63,18 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         line = text.count("\n", 0, unprintable.start()) + 1
         raise YamlError(f"line {line}: got the character {unprintable[0]!a}; expected a printable one: remove it")
     lines: dict[str, int] = {}
+    depth = 0
     try:
         for event in yaml.parse(text, Loader=_Loader):
             if tag := getattr(event, "tag", None):
                 raise _at(event.start_mark, f"got the tag {tag!r}; expected none")
+            if isinstance(event, yaml.AliasEvent):
+                raise _at(event.start_mark, f"got the alias *{event.anchor}; expected its value, written out again")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise _at(event.start_mark, f"got {depth} values inside each other; expected at most {_DEEPEST}")
         root = yaml.compose(text, Loader=_Loader)
-        return None if root is None else _value(root, "", lines, set()), lines
+        return None if root is None else _value(root, "", lines), lines
     except yaml.MarkedYAMLError as error:
         raise _at(error.problem_mark, error.problem) from error
 
@@ -85,14 +91,9 @@ def _at(mark: Any, problem: str | None) -> YamlError:
     return YamlError(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
 
 
-def _value(node: yaml.Node, prefix: str, lines: dict[str, int], node_ids: set[int]) -> Any:
-    if id(node) in node_ids:
-        raise _at(node.start_mark, "got an alias of this value; expected the value itself, written out again")
-    node_ids.add(id(node))
-    if prefix.count(".") > _DEEPEST:
-        raise _at(node.start_mark, f"expected at most {_DEEPEST} values inside each other")
+def _value(node: yaml.Node, prefix: str, lines: dict[str, int]) -> Any:
     if isinstance(node, yaml.SequenceNode):
-        return [_value(item, f"{prefix}{index}.", lines, node_ids) for index, item in enumerate(node.value)]
+        return [_value(item, f"{prefix}{index}.", lines) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
         return _SCALARS[node.tag.removeprefix(_TAGS)][1](node.value)
     mapping = {}
@@ -103,5 +104,5 @@ def _value(node: yaml.Node, prefix: str, lines: dict[str, int], node_ids: set[in
         if name in lines:
             raise _at(key.start_mark, f"{name} is there already, in line {lines[name]}; expected it once")
         lines[name] = key.start_mark.line + 1
-        mapping[key.value] = _value(value, f"{name}.", lines, node_ids)
+        mapping[key.value] = _value(value, f"{name}.", lines)
     return mapping
