@@ -60,10 +60,10 @@ def test_every_reader_names_a_damaged_line(tmp_path: Path, line: bytes) -> None:
     assert [one["version"] for one in read_metrics(path)] == [1, 3], "a crash may leave the last line incomplete"
 
 
-def test_a_reader_of_a_missing_field_names_the_line(tmp_path: Path) -> None:
+def test_a_reader_of_a_missing_field_names_the_field_and_its_line(tmp_path: Path) -> None:
     filled(tmp_path / "metrics.jsonl").log("iteration", version=4)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:4: got .*; expected a JSON object"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:4: got the event 'iteration' without '\w+'; expected a"):
         write_report(tmp_path)
 
 

@@ -125,7 +125,7 @@ class RolloutMetrics(RequestMetrics):
             self._run(tenant, run).head = version
 
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record a run's newest version, None if the run was deleted, and its last served version, None if deleted."""
+        """Record a run's last served version, None if that was deleted, and its newest, None if the run was deleted."""
         if head is None:
             return self.run_deleted(tenant, run)
         with self._lock:

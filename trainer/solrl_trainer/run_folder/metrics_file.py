@@ -52,8 +52,8 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a metrics file, except an incomplete last line after a crash, or zeros in its place after a power cut.
 
-    A ValueError names the file and a damaged line, also later, when a reader asks a line for a field that it lacks; an
-    OSError says why the file cannot be read.
+    A ValueError names the file and a damaged line; later, when a reader asks a line for a field that it lacks, the
+    field, too. An OSError says why the file cannot be read.
     """
     # Decoded line by line: a damaged byte must not hide in which line it is.
     *complete, last = path.read_bytes().split(b"\n")
@@ -64,24 +64,28 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class _Line(dict[str, Any]):
-    def __init__(self, line: Mapping[str, Any], fault: str) -> None:
+    def __init__(self, line: Mapping[str, Any], place: str) -> None:
         super().__init__(line)
-        self._fault = fault
+        self._place = place
 
     def __missing__(self, key: str) -> Any:
-        raise ValueError(self._fault)
+        raise _damaged(self._place, f"the event {self['event']!r} without {key!r}")
+
+
+def _damaged(place: str, got: str) -> ValueError:
+    return ValueError(
+        f"{place}: got {got}; expected a JSON object with an event, a version and the event's fields. Restore the "
+        "file, or delete this line, whose figures are then missing"
+    )
 
 
 def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
-    fault = (
-        f"{path}:{number}: got {text[:80].decode(errors='replace')!r}; expected a JSON object with an event, a version "
-        "and the event's fields. Restore the file, or delete this line, whose figures are then missing"
-    )
+    place = f"{path}:{number}"
     with suppress(ValueError):  # neither JSON nor UTF-8
         line = json.loads(text)
         if isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("version"), int):
-            return _Line(line, fault)
-    raise ValueError(fault)
+            return _Line(line, place)
+    raise _damaged(place, repr(text[:80].decode(errors="replace")))
 
 
 def own_time(seconds: dict[str, float]) -> dict[str, float]:
