@@ -128,7 +128,7 @@ def train(
             continues = not reason_to_stop(log.evaluations(), config, version)
             remove_results_after(config.output, version, continues=continues)
 
-        before = evaluate_base(session, log, again=resume)
+        before = evaluate_base(session, log, resumed=resume)
         samples = None
         pictures: Pending[ImageComparisons | None] | None = None
         stopped, trained = None, config.iterations

@@ -73,8 +73,8 @@ def _log_evaluation(session: Session, log: RunLog, version: int, evaluation: Eva
         log.evaluated(record, evaluation, [prompt.text for prompt in session.test_prompts[: len(evaluation.images)]])
 
 
-def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
-    """Evaluate the base; a run that is resumed (`again`) reads its evaluation if that has the same settings."""
+def evaluate_base(session: Session, log: RunLog, *, resumed: bool) -> Evaluation:
+    """Evaluate the base; a `resumed` run reads its evaluation if that has the same settings."""
     path, config = session.config.output / BASE_EVALUATION, session.config
     rewards = session.device.loaded.rewards
     settings = {
@@ -83,7 +83,7 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
         "parts": {name: value for name, value in session.parts.items() if not name.startswith("prompts:train")},
         "rewards": dict(zip(rewards.names, rewards.digests().values(), strict=True)),
     }
-    stored = load_evaluation(path, settings) if again and session.world.rank == 0 else None
+    stored = load_evaluation(path, settings) if resumed and session.world.rank == 0 else None
     if not gather_values(stored is not None, session.world)[0]:
         measured = evaluate_average(session, log, 0)
         if session.world.rank == 0:

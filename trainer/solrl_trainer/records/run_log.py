@@ -79,7 +79,7 @@ class RunLog:
     def changed(self, version: int, changes: Sequence[Change]) -> None:
         """The run continues from `version` with these changes."""
         if changes:
-            self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
+            self._log("change", version=version, changes={change.name: [change.then, change.now] for change in changes})
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
 
     def candidates(self, iteration: int, groups: Iterator[CandidateGroup]) -> Iterator[CandidateGroup]:
@@ -167,7 +167,7 @@ class RunLog:
         if self._status is not None:
             self._status.evaluated(record)
         if self._reporter is None or not self._reporter.evaluated(record, evaluation, prompts):
-            means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
+            means = ", ".join(f"{name} {estimate.mean:.4f}" for name, estimate in record.rewards.items())
             logger.info(f"held out, version {version}, images {record.images}: {means}")
 
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:

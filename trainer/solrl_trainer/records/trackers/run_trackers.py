@@ -43,7 +43,7 @@ class Trackers:
         """Open the trackers for a run that continues from `version`, or begins: −1; `anew`, with a new key."""
         path = self._config.output / KEY
         if self._config.track and (anew or not path.is_file()):
-            write_file(path, secrets.token_hex(11)[:21])
+            write_file(path, secrets.token_hex(8))
         for name in self._config.track:
             settings = self._config.model_dump(mode="json")
             run = TrackedRun(self._config.run, read_text(path), version, self._config.output, settings)

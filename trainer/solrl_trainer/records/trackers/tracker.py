@@ -14,7 +14,7 @@ class TrackedRun:
     """A run as a tracker needs it.
 
     Attributes:
-        key: 21 letters and digits, the same when the run is resumed, another when it goes back to a version.
+        key: 16 letters and digits, the same when the run is resumed, another when it goes back to a version.
         version: that the run continues from; later ones come again, if they were there. −1: it begins.
         settings: JSON values.
     """
