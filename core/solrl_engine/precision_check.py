@@ -83,14 +83,15 @@ class Measured:
     step_seconds: float
 
     @property
-    def lowest(self) -> RankCorrelation:
-        """The rank correlation of the reward that suffers most, among rewards that rank anything in the reference."""
-        return min(self.spearman.values(), key=lambda one: (not one.groups, one.mean))
+    def ranks(self) -> bool | None:
+        """Whether every reward's interval is at or above `FLOOR`; False if one is below it, None if neither is sure.
 
-    @property
-    def ranks(self) -> bool:
-        """Whether it may rank well enough: its interval reaches `FLOOR`."""
-        return self.lowest.high >= FLOOR
+        Rewards that rank nothing in the reference do not count. If no reward does, the answer is None.
+        """
+        counted = [correlation for correlation in self.spearman.values() if correlation.groups]
+        if any(correlation.high < FLOOR for correlation in counted):
+            return False
+        return True if counted and all(correlation.low >= FLOOR for correlation in counted) else None
 
 
 @dataclass

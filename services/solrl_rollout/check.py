@@ -41,7 +41,8 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
         prompts: at least two.
 
     Returns:
-        The exit status: 1 if a precision does not rank, otherwise 0.
+        The exit status: 1 if a precision does not rank or BF16 differs from diffusers, otherwise 3 if the prompts do
+        not decide whether a precision ranks, and 0 if each does.
 
     Raises:
         ValueError, OSError: something cannot be loaded, or a number is too small.
@@ -57,7 +58,8 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
     backbone = load_backbone(model, device=device, revision=options.revision, size=options.size)
     judges = RewardSet.load(rewards, backbone, options.reward_options, connect=connect_reward)
     parity = pipeline_difference(backbone, prompts[0], options.true_steps)
-    level = "equal up to rounding" if parity < 0.01 else "NOT equal: report this model to the project"
+    equal = parity < 0.01
+    level = "equal up to rounding" if equal else "NOT equal: report this model to the project"
     console.print(
         f"BF16 against the model's own diffusers pipeline: pixels differ by {parity:.4f} of 1 on average, {level}."
     )
@@ -69,15 +71,20 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
         print(f"checking {precision}", file=sys.stderr)
         checked[precision] = benchmark.measure(precision)
     console.print(*_tables(model, benchmark.bf16, checked, candidates), sep="\n")
-    failing = [precision for precision, measured in checked.items() if not measured.ranks]
+    failing = [precision for precision, measured in checked.items() if measured.ranks is False]
+    undecided = [precision for precision, measured in checked.items() if measured.ranks is None]
     if failing:
         console.print(
             f"{model} does not rank at {', '.join(failing)}: Spearman is below {FLOOR:g}. Use another precision."
         )
+    if undecided:
+        console.print(
+            f"{model} is undecided at {', '.join(undecided)}: Spearman's interval contains {FLOOR:g}. Raise --groups."
+        )
     if out is not None:
         digest = module_digest(backbone.transformer, backbone.device)
         _write(out, digest, parity, benchmark.bf16, checked, benchmark)
-    return int(bool(failing))
+    return 1 if failing or not equal else 3 if undecided else 0
 
 
 def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from solrl_core.fidelity import RankCorrelation
+from solrl_engine.precision_check import Measured
 from solrl_rollout.check import read_prompts
 from solrl_rollout.cli import main
 from tests.support.outlier_models import save_with_outliers
@@ -38,6 +40,30 @@ def test_outliers_are_noticed(with_outliers: Path, tmp_path: Path) -> None:
     assert "does not rank at fp8: Spearman is below 0.6. Use another precision." in done.stdout
     found = json.loads((tmp_path / "check.json").read_text())
     assert [one["ranks"] for one in found["precisions"].values()] == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("difference", "status"), [(None, 3), (0.5, 1)])
+def test_too_few_prompts_decide_nothing_and_a_model_unlike_its_pipeline_fails(
+    difference: float | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if difference is not None:
+        monkeypatch.setattr("solrl_rollout.check.pipeline_difference", lambda *_: difference)
+    words = ("check", "mini-flux", "--precision", "bf16", "--groups", "2", "--candidates", "8", "--steps", "2")
+    done = typed(main, *words, "--true-steps", "4", COLUMNS="200")
+    assert done.returncode == status, done.stderr
+    assert ("NOT equal" in done.stdout) == (status == 1)
+    assert "mini-flux is undecided at bf16: Spearman's interval contains 0.6. Raise --groups." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("intervals", "ranks"),
+    [([(0.6, 0.9)], True), ([(0.6, 0.9), (0.5, 0.7)], None), ([(0.5, 0.7), (0.1, 0.5)], False), ([], None)],
+)
+def test_every_reward_that_ranks_in_bf16_has_to_rank(intervals: list[tuple[float, float]], ranks: bool | None) -> None:
+    spearman = {str(at): RankCorrelation(sum(limits) / 2, *limits, 4) for at, limits in enumerate(intervals)}
+    spearman["constant"] = RankCorrelation(0.0, -1.0, 1.0, 0)
+    assert Measured("fp8", "native", spearman, {}, {}, 0.0, 0.0, 0.0, 1.0).ranks is ranks
 
 
 def test_prompts_are_of_a_file_or_a_set_and_there_are_enough_candidates(tmp_path: Path) -> None:
