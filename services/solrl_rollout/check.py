@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +25,7 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.text_files import parse_json, read_lines
 from solrl_remote.remote_reward import connect_reward
+from torch import Tensor
 
 from solrl_rollout.options import Check
 
@@ -82,8 +84,19 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
             f"{model} is undecided at {', '.join(undecided)}: Spearman's interval contains {FLOOR:g}. Raise --groups."
         )
     if out is not None:
-        digest = module_digest(backbone.transformer, backbone.device)
-        _write(out, digest, parity, benchmark.bf16, checked, benchmark)
+        content = {
+            "transformer": module_digest(backbone.transformer, backbone.device),
+            "pipeline_difference": parity,
+            "prompts": len(prompts),
+            "candidates": candidates,
+            "plan": plan.model_dump(mode="json"),
+            "true_steps": options.true_steps,
+            "bf16": asdict(benchmark.bf16),
+            "precisions": {
+                precision: asdict(measured) | {"ranks": measured.ranks} for precision, measured in checked.items()
+            },
+        }
+        _write(out, content, benchmark.images)
     return 1 if failing or not equal else 3 if undecided else 0
 
 
@@ -139,29 +152,12 @@ def _tables(model: str, exact: Measured, checked: Mapping[Precision, Measured], 
     return [ranks, errors]
 
 
-def _write(
-    out: Path,
-    digest: str,
-    parity: float,
-    exact: Measured,
-    checked: Mapping[Precision, Measured],
-    benchmark: PrecisionCheck,
-) -> None:
+def _write(out: Path, content: Mapping[str, Any], images: Mapping[str, Tensor]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    content = {
-        "transformer": digest,
-        "pipeline_difference": parity,
-        "prompts": len(benchmark.prompts),
-        "candidates": benchmark.candidates,
-        "plan": benchmark.plan.model_dump(mode="json"),
-        "true_steps": benchmark.true_steps,
-        "bf16": asdict(exact),
-        "precisions": {precision: asdict(one) | {"ranks": one.ranks} for precision, one in checked.items()},
-    }
     (out / "check.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    for precision, images in benchmark.images.items():
+    for precision, candidates in images.items():
         folder = out / precision
         folder.mkdir(exist_ok=True)
-        for seed, image in enumerate(as_pil(tiled(images[:_SHOWN].nan_to_num(0.0), columns=4))):
+        for seed, image in enumerate(as_pil(tiled(candidates[:_SHOWN].nan_to_num(0.0), columns=4))):
             image.save(folder / f"{seed}.png")
     print(f"results and images: {out}", file=sys.stderr)
