@@ -30,7 +30,8 @@ Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], to
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
 The arguments are copies; the reward may write to them. Random states, the working directory, and torch's default dtype,
-default device, gradient mode and number of threads are put back after each call.
+default device, gradient mode and number of threads are put back after each call. If calls overlap in threads, as when
+a stalled reward returns late, during the next batch, each may see and undo what the other changes of these states.
 
 For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
 other gets frames, see `FrameRule`.
