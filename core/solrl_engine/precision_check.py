@@ -157,7 +157,7 @@ class PrecisionCheck:
         return Measured(
             precision=precision,
             numerics=generator.numerics,
-            spearman={name: RankCorrelation.over(found) for name, found in correlated.items()},
+            spearman={name: RankCorrelation.over(each) for name, each in correlated.items()},
             best={name: fidelity.top_rank for name, fidelity in ranked.items()},
             worst={name: fidelity.bottom_rank for name, fidelity in ranked.items()},
             latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from solrl_rollout.options import Check
 
-_PROMPTS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
+_PROMPT_SETS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
 _FEWEST_PROMPTS = 2
 _SHOWN = 8
 
@@ -69,7 +69,7 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
     plan = Plan(steps=options.steps, solver=options.solver)
     benchmark = PrecisionCheck(backbone, judges, prompts, candidates, plan, options.true_steps)
     checked = {}
-    for precision in options.precision or [one for one in supported_precisions(backbone.device) if one != "bf16"]:
+    for precision in options.precision or [name for name in supported_precisions(backbone.device) if name != "bf16"]:
         print(f"checking {precision}", file=sys.stderr)
         checked[precision] = benchmark.measure(precision)
     console.print(*_tables(model, benchmark.bf16, checked, candidates), sep="\n")
@@ -111,7 +111,7 @@ def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
         return PROMPTS[:count]
     file = Path(name)
     if not file.is_file():
-        folder = Path(_PROMPTS.locate(name))
+        folder = Path(_PROMPT_SETS.locate(name))
         file = folder / "test.txt"
         rows = folder / "test_metadata.jsonl"
         if rows.is_file():

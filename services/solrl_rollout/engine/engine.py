@@ -329,7 +329,7 @@ def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, e
         )
         differing = [part for part in info | reference if info.get(part) != reference.get(part)]
         if differing:
-            texts = [f"{part}: {info.get(part)} (there {reference.get(part)})" for part in differing]
+            texts = [f"{part}: {info.get(part)} ({first}: {reference.get(part)})" for part in differing]
             raise RuntimeError(
                 f"worker {name} and worker {first} loaded {ours.info.name} differently, in {'; '.join(texts)}; all "
                 "workers must have equal weights, rewards and precisions: pin the model's revision, and use equal GPUs"

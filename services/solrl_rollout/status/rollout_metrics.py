@@ -36,7 +36,7 @@ class QueueState:
 
 
 @dataclass
-class _Run:
+class _RunRecord:
     seconds: float = 0.0
     at: float = 0.0
     head: int | None = None
@@ -53,7 +53,7 @@ class RolloutMetrics(RequestMetrics):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._runs: dict[tuple[str, str], _Run] = {}
+        self._records: dict[tuple[str, str], _RunRecord] = {}
         self._worker_memory: dict[str, Mapping[str, int]] = {}
         self._queue: Callable[[], QueueState] = QueueState
         self._read_sizes: Callable[[], Awaitable[Mapping[str, int]]] | None = None
@@ -113,34 +113,40 @@ class RolloutMetrics(RequestMetrics):
             self._switch.labels(*labels).observe(chunk.switch)
         now = time.monotonic()
         with self._lock:
-            load = self._runs.get((chunk.tenant, chunk.run)) if chunk.run else self._run(chunk.tenant, _NO_RUN)
-            if load:  # else the run was deleted
-                load.seconds, load.at = load.decayed(now) + chunk.generate + chunk.reward, now
+            record = self._records.get((chunk.tenant, chunk.run)) if chunk.run else self._record(chunk.tenant, _NO_RUN)
+            if record:  # else the run was deleted
+                record.seconds, record.at = record.decayed(now) + chunk.generate + chunk.reward, now
 
     def adapter_pushed(self, tenant: str, run: str, version: int, size: int) -> None:
         """Count a new adapter version of `size` bytes."""
         self._pushes.labels(tenant).inc()
         self._bytes.labels(tenant).inc(size)
         with self._lock:
-            self._run(tenant, run).head = version
+            self._record(tenant, run).head = version
 
-    def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record a run's last served version, None if that was deleted, and its newest, None if the run was deleted."""
+    def adapter_served(self, tenant: str, run: str, version: int, head: int | None) -> None:
+        """Record a run's last served version, and its newest version, None if the run was deleted."""
         if head is None:
             return self.run_deleted(tenant, run)
         with self._lock:
-            load = self._run(tenant, run)
-            load.served, load.head = version, head
+            record = self._record(tenant, run)
+            record.served, record.head = version, head
+
+    def run_rewound(self, tenant: str, run: str, head: int) -> None:
+        """Record a run's newest version after a rewind, which may have deleted the last served version."""
+        with self._lock:
+            record = self._record(tenant, run)
+            record.served, record.head = None, head
 
     def run_reported(self, tenant: str, run: str, *, ended: bool) -> None:
         """Record whether a run's newest report was its last."""
         with self._lock:
-            self._run(tenant, run).ended = ended
+            self._record(tenant, run).ended = ended
 
     def run_deleted(self, tenant: str, run: str) -> None:
         """Forget a run, so that it has no more metrics."""
         with self._lock:
-            self._runs.pop((tenant, run), None)
+            self._records.pop((tenant, run), None)
 
     def reward_failed(self, reward: str) -> None:
         self._faults.labels(reward).inc()
@@ -186,12 +192,12 @@ class RolloutMetrics(RequestMetrics):
             "Time since the last candidates of a run that has not ended.",
             labels=["tenant", "run"],
         )
-        for name, part, run in self._busiest():
+        for name, part, record in self._busiest():
             share.add_metric(name, part)
-            if run.head is not None and run.served is not None:
-                lag.add_metric(name, run.head - run.served)
-            if not run.ended and name[1] != _NO_RUN:
-                idle.add_metric(name, time.monotonic() - run.at)
+            if record.head is not None and record.served is not None:
+                lag.add_metric(name, record.head - record.served)
+            if not record.ended and name[1] != _NO_RUN:
+                idle.add_metric(name, time.monotonic() - record.at)
         yield from (share, lag, idle)
         memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "GPU memory by kind.", labels=["device", "kind"])
         with self._lock:
@@ -200,19 +206,19 @@ class RolloutMetrics(RequestMetrics):
             memory.add_metric([device, kind], size)
         yield memory
 
-    def _busiest(self) -> list[tuple[tuple[str, str], float, _Run]]:
+    def _busiest(self) -> list[tuple[tuple[str, str], float, _RunRecord]]:
         now = time.monotonic()
         with self._lock:
-            weighed = sorted(((run.decayed(now), name) for name, run in self._runs.items()), reverse=True)
+            weighed = sorted(((record.decayed(now), name) for name, record in self._records.items()), reverse=True)
             total = sum(seconds for seconds, _ in weighed) or 1.0
-            return [(name, seconds / total, replace(self._runs[name])) for seconds, name in weighed[:SHOWN_RUNS]]
+            return [(name, seconds / total, replace(self._records[name])) for seconds, name in weighed[:SHOWN_RUNS]]
 
-    def _run(self, tenant: str, run: str) -> _Run:
+    def _record(self, tenant: str, run: str) -> _RunRecord:
         """The record of a run. A new one replaces the run with the least recent engine time if the table is full."""
-        if (tenant, run) not in self._runs and len(self._runs) >= _TRACKED_RUNS:
+        if (tenant, run) not in self._records and len(self._records) >= _TRACKED_RUNS:
             now = time.monotonic()
-            del self._runs[min(self._runs, key=lambda name: self._runs[name].decayed(now))]
-        return self._runs.setdefault((tenant, run), _Run(at=time.monotonic()))
+            del self._records[min(self._records, key=lambda name: self._records[name].decayed(now))]
+        return self._records.setdefault((tenant, run), _RunRecord(at=time.monotonic()))
 
 
 def gpu_memory() -> Iterator[tuple[str, str, int]]:

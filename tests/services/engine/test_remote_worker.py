@@ -230,7 +230,7 @@ def test_workers_with_different_models_do_not_start() -> None:
     first, other = Process(), Process()
     for each, transformer in ((first, 7), (other, 8)):
         each.hosted[0]["info"]["digests"] = {"vae": f"sha256:{0:064x}", "transformer": f"sha256:{transformer:064x}"}
-    digests = r"transformer: sha256:\w{64} \(there sha256:\w{64}\); all"
+    digests = r"transformer: sha256:\w{64} \(w\d: sha256:\w{64}\); all"
     expected = rf"worker w\d and worker w\d loaded mini-sana differently, in {digests}"
     with pytest.raises(RuntimeError, match=expected), engine_on([first], [other]):
         pass

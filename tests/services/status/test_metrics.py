@@ -115,7 +115,7 @@ def test_the_lag_follows_new_versions_and_rewinds() -> None:
     assert lag() == {("demo", "a"): 6.0}
     metrics.adapter_served("a", "demo", 3, head=4)
     assert lag() == {("demo", "a"): 1.0}
-    metrics.adapter_served("a", "demo", None, head=1)
+    metrics.run_rewound("a", "demo", 1)
     metrics.adapter_pushed("a", "demo", 2, 1)
     assert lag() == {}
     metrics.adapter_served("a", "demo", 1, head=2)

@@ -88,7 +88,7 @@ async def rewind_run(
 ) -> None:
     """Delete the versions after `after` up to `head`. Work already accepted under them is finished."""
     await service.store.rewind(caller.tenant, run, after, head)
-    service.metrics.adapter_served(caller.tenant, run, None, after)
+    service.metrics.run_rewound(caller.tenant, run, after)
 
 
 @router.get("/{run}/adapters/{version}")
