@@ -19,6 +19,7 @@ from tests.support.ports import free_port
     [
         ("SolrlGone", 'up{job="solrl"}', "1+0x10 0+0x7", False),
         ("SolrlGone", 'up{job="solrl"}', "1+0x10 0+0x8", True),
+        ("SolrlGone", 'up{job="gpus"}', "1+0x10 0+0x8", True),
         ("SolrlRestarted", 'process_start_time_seconds{job="solrl"}', "0+0x59", True),
         ("SolrlRestarted", 'process_start_time_seconds{job="solrl"}', "0+0x60", False),
         ("SolrlWorkerDown", 'solrl_worker_up{worker="cuda:0"}', "1+0x3 0+0x59", False),

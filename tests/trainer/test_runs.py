@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
+from solrl_proto.problems import ProblemError
 from solrl_trainer.commands.cli import main
+from solrl_trainer.commands.preflight import check_run
+from solrl_trainer.settings.presets import resolve
 from tests.support.ports import free_port
 from tests.support.service_helpers import RunningService, adapter_file
 from tests.support.typed import accepted, refused, typed
@@ -77,5 +80,9 @@ def test_a_service_that_cannot_be_reached_is_reported(tmp_path: Path, monkeypatc
     monkeypatch.setattr("solrl_trainer.commands.preflight.FIRST_PATIENCE", 0.1)
     url = f"http://127.0.0.1:{free_port()}"
     said = refused(main, "run", "--rollout-url", url, "--output", str(tmp_path / "run"))
-    assert f"no answer from {url}" in said
+    assert f"no answer from {url} after 1 try" in said
     assert "solrl-rollout serve" in said
+    # A run that is resumed knows its service, which may still load: it waits for its patience.
+    run = resolve("mini-sana/fast/clipscore", arguments={"rollout_url": url, "output": tmp_path, "patience": 2}).config
+    with pytest.raises(ProblemError, match=r"no answer from \S+ after \d tries"):
+        check_run(run, resume=True)

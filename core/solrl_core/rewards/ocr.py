@@ -3,6 +3,7 @@
 Source: Liu et al. 2025 (Flow-GRPO, arXiv 2505.05470) and its reward, with RapidOCR instead of PaddleOCR.
 """
 
+import os
 import re
 import threading
 import unicodedata
@@ -108,6 +109,8 @@ class Ocr:
 
     def __init__(self, line: bool = False, *, device: str = "cpu") -> None:
         self._line = line
+        # Since 1.29, onnxruntime sends usage data to its maker, unless this is set before it is imported.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         try:
             from rapidocr import RapidOCR
 

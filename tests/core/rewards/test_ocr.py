@@ -1,7 +1,10 @@
 """Rendered text: distances, the text that a prompt asks for, and real reading if the engine is installed."""
 
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +135,12 @@ def test_a_line_is_read_whole_and_the_digest_is_of_engine_and_score(monkeypatch:
     monkeypatch.setattr("solrl_core.rewards.ocr.source_digest", lambda thing: "another")
     digests.add(Ocr().digest)
     assert len(digests) == 3
+
+
+@needs_engine
+def test_reading_starts_no_telemetry(tmp_path: Path) -> None:
+    """onnxruntime writes a device's id into the home folder before it sends usage data."""
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}  # it sends nothing where tests run
+    code = "import torch; from solrl_core.rewards.ocr import Ocr; Ocr(line=True).read(torch.zeros(1, 32, 64, 3).byte())"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not [path for path in tmp_path.rglob("*") if "Microsoft" in path.parts]

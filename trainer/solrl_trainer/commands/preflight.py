@@ -32,7 +32,7 @@ from solrl_trainer.settings.config import RunConfig
 logger = logging.getLogger(__name__)
 
 FIRST_PATIENCE = 15.0
-"""Seconds to try to reach the service; a wrong address should be reported soon."""
+"""Seconds for a new run to reach the service; a wrong address should be reported soon."""
 
 RewardOptions = Mapping[str, Mapping[str, Any]]
 """Reward → options of its loader."""
@@ -52,7 +52,7 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfi
     _check_here(config, resume=resume)
     if config.uses_service:
         try:
-            patience = 0 if dry else min(FIRST_PATIENCE, config.patience)
+            patience = 0 if dry else config.patience if resume else min(FIRST_PATIENCE, config.patience)
             with RolloutClient(config.service_url, patience=patience, on_wait=Waits()) as client:
                 _check_service(client, config, resume=resume)
         except ProblemError as error:
