@@ -42,7 +42,7 @@ def test_a_service_and_a_run_take_it_and_agree_with_the_folder(model: str, tmp_p
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (rollout, ["check", "MODEL", "--precision", "fp8", "--groups", "2", "--candidates", "8", "--true-steps", "6"]),
+        (rollout, ["check", "MODEL", "--precision", "bf16", "--groups", "2", "--candidates", "8", "--true-steps", "6"]),
         (rollout, ["memory", "--model", "MODEL"]),
         (rollout, ["doctor", "--model", "MODEL", "--rewards", "clipscore"]),
         (trainer, ["memory", "--preset", PRESET, "--set", "model=MODEL"]),

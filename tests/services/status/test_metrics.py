@@ -250,7 +250,7 @@ def test_the_documentation_lists_exactly_the_metrics(metrics: RolloutMetrics) ->
 def test_the_alerts_query_existing_metrics_labels_and_routes_and_the_page_lists_them(metrics: RolloutMetrics) -> None:
     (group,) = yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
     labels = {name: {label for label, _ in pairs} for name, pairs in read(metrics.exposition().decode())}
-    labels["up"] = set()
+    labels["up"] = {"job"}
     routes = json.loads((ROOT / "proto/openapi.json").read_text())["paths"]
     for rule in group["rules"]:
         # Those of other exporters are their own.
