@@ -119,8 +119,8 @@ def processor() -> str:
 
 def page(result: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = result["runs"]
-    where = {one["explored_in"] for one in rows}
-    seeds = ", ".join(str(one["seed"]) for one in rows)
+    where = {row["explored_in"] for row in rows}
+    seeds = ", ".join(str(row["seed"]) for row in rows)
     settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])
     lines = [
         "# The demo",
@@ -139,7 +139,7 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         *table(("reward", "seed", "before", "after", "gain"), _gains(rows)),
         "",
-        f"Of the first {FIRST}, RapidOCR reads {', '.join(str(one['first']) for one in rows)} right at the end.",
+        f"Of the first {FIRST}, RapidOCR reads {', '.join(str(row['first']) for row in rows)} right at the end.",
         "",
         "The whole demo, with its service and Redis.",
         "",
@@ -156,27 +156,27 @@ def page(result: Mapping[str, Any]) -> str:
 def _gains(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
     for name in rows[0]["rewards"]:
         label = reward_label(name)
-        for one in rows:
-            figures = one["rewards"][name]
+        for row in rows:
+            figures = row["rewards"][name]
             before, after = (reward_text(name, figures[when]) for when in ("before", "after"))
             gain = f"{gain_text(name, figures['gain'])} {interval_text(name, figures['low'], figures['high'])}"
-            yield label, one["seed"], before, after, gain
+            yield label, row["seed"], before, after, gain
         if len(rows) > 1:
-            yield label, "mean", "", "", gain_text(name, statistics.mean(one["rewards"][name]["gain"] for one in rows))
-    for one in rows:
-        if "tesseract" in one:
-            before, after = (one["tesseract"][when] for when in ("before", "after"))
+            yield label, "mean", "", "", gain_text(name, statistics.mean(row["rewards"][name]["gain"] for row in rows))
+    for row in rows:
+        if "tesseract" in row:
+            before, after = (row["tesseract"][when] for when in ("before", "after"))
             gain = gain_text(READ_RIGHT, after - before)
-            yield "read right (Tesseract)", one["seed"], *(reward_text(READ_RIGHT, v) for v in (before, after)), gain
+            yield "read right (Tesseract)", row["seed"], *(reward_text(READ_RIGHT, v) for v in (before, after)), gain
 
 
-def _used(one: Row) -> Sequence[str]:
-    used = one["used"]
-    return one["seed"], duration_text(used["seconds"]), f"{used['cpu_seconds']:.0f}", f"{used['gigabytes']:.2f} GB"
+def _used(row: Row) -> Sequence[str]:
+    used = row["used"]
+    return row["seed"], duration_text(used["seconds"]), f"{used['cpu_seconds']:.0f}", f"{used['gigabytes']:.2f} GB"
 
 
-def _times(one: Row) -> Sequence[str]:
-    return one["seed"], *(duration_text(one["seconds"].get(phase, 0.0)) for phase in PHASES)
+def _times(row: Row) -> Sequence[str]:
+    return row["seed"], *(duration_text(row["seconds"].get(phase, 0.0)) for phase in PHASES)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def measure(model: str, args: argparse.Namespace) -> list[Row]:
 
 def kendall(proxy: Sequence[torch.Tensor], true: Sequence[torch.Tensor]) -> float:
     """Mean of Kendall's τ between the rewards [candidates] of the same prompt."""
-    merged = ([merge_ties(one.double().tolist()) for one in rewards] for rewards in (proxy, true))
+    merged = ([merge_ties(group.double().tolist()) for group in rewards] for rewards in (proxy, true))
     return float(np.mean([kendalltau(*pair).statistic for pair in zip(*merged, strict=True)]))
 
 

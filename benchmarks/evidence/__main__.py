@@ -13,7 +13,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from evidence.claims import FILTERS, figures
+from evidence.claims import figures
+from evidence.formats import FILTERS
 from evidence.pictures import PICTURES
 from paper import published
 from paper.figures import templates

@@ -1,14 +1,15 @@
-"""Figures of the pages of evidence: filters that say them, and those that take several results, by their names."""
+"""Figures of the pages of evidence that take several results, by their names."""
 
 import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from evidence.formats import TITLES, WORDS, Interval, over, series, signed, span
 from fast.arms import ALL, BASELINE, CONFIRM, FAST, FAST_UPDATE, PLAIN, STEEP, UNEXPLORED, experiment
 from fast.arms import PAPER as SOL_RL
 from fast.cost import PRESETS, SHAPES, fast_run, hours_of_run, seconds_of_iteration
@@ -39,8 +40,6 @@ TURNS = 5
 """Turns of trainings beside a peer's that are shown as their mean."""
 Read = Callable[[str], Any]
 """Content of a stored result by its name, the path in benchmarks/results without `.json`."""
-Interval = Mapping[str, float]
-"""A mean with its limits, as paper.json has it."""
 MODELS = ("flux", "sd3", "sana")
 FALLS = "mini-sd3, hpsv2"
 """The world whose runs fall after their peak."""
@@ -77,121 +76,6 @@ DECISIVE: Mapping[str, tuple[str, Sequence[str]]] = {
 steps, two an iteration.
 """
 DECISIVE_SEEDS = 3
-TITLES = {
-    "ocr": "OCR",
-    "clipscore": "mini-CLIPScore",
-    "pickscore": "mini-PickScore",
-    "hpsv2": "mini-HPSv2",
-    "imagereward": "mini-ImageReward",
-}
-"""Reward of a miniature → its name on pages; it is a miniature, too, but for OCR."""
-WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-
-def span(values: Iterable[float], digits: int = 2) -> str:
-    """The smallest and the largest of some values."""
-    found = sorted(values)
-    low, high = (f"{one:.{digits}f}".replace("-", "−") for one in (found[0], found[-1]))
-    return low if low == high else f"{low} to {high}"
-
-
-def series(values: Iterable[float | str], digits: int = 2) -> str:
-    """Some values, one after the other."""
-    *first, last = (value if isinstance(value, str) else f"{value:.{digits}f}" for value in values)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def signed(one: Interval | float, digits: int = 2) -> str:
-    """A figure with its sign, and with its interval if it has one."""
-    if not isinstance(one, Mapping):
-        return f"{one:+.{digits}f}".replace("-", "−")
-    return f"{signed(one['mean'], digits)} [{signed(one['low'], digits)}, {signed(one['high'], digits)}]"
-
-
-def plain(one: Interval, sign: int = 1) -> str:
-    """A mean with its interval, without a plus; −1 turns a change into a loss."""
-    low, high = sorted((sign * one["low"], sign * one["high"]))
-    return f"{sign * one['mean']:.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
-
-
-def share(one: Interval, digits: int = 1) -> str:
-    """A share with its interval, in per cent."""
-    mean, low, high = (f"{100 * one[name]:.{digits}f}".replace("-", "−") for name in ("mean", "low", "high"))
-    return f"{mean} % [{low}, {high}]"
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """A share in per cent."""
-    return f"{100 * share:.{digits}f} %"
-
-
-def times(one: Interval | None) -> str:
-    """A ratio with its interval, or that not all runs reach the reward."""
-    return f"{one['mean']:.2f} × [{one['low']:.2f}, {one['high']:.2f}]" if one else "not by all seeds"
-
-
-def decided(ratio: Interval) -> str:
-    """Whether a ratio is above 1, by its interval."""
-    if ratio["low"] <= 1 <= ratio["high"]:
-        return "undecided"
-    return "yes" if ratio["mean"] > 1 else "no"
-
-
-def over(one: Interval, cost: float) -> dict[str, float]:
-    """A ratio of iterations as one of compute, where an iteration costs so many of the other's."""
-    return {name: one[name] / cost for name in ("mean", "low", "high")}
-
-
-def uneven(shares: Sequence[float]) -> float:
-    """The largest distance of a share from their mean, over the mean."""
-    return max(abs(one / statistics.mean(shares) - 1) for one in shares)
-
-
-def p99(values: Sequence[float]) -> float:
-    """The 99th percentile, as load.md has it."""
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
-
-
-def word(count: int) -> str:
-    """A number below ten as a word."""
-    return WORDS[count]
-
-
-def unlike(facts: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """What a peer's trainer does otherwise than ours, of what changes its time."""
-    said = {
-        "levels": f"trains {facts['levels']} noise levels, ours {ours['levels']}",
-        "weights": f"{facts['weights']} weights",
-        "decoder": f"{facts['decoder']} decoder",
-        "recomputed": f"recomputes {facts['recomputed']}",
-        "sampled at once": f"draws {facts['sampled at once']} at once, ours {ours['sampled at once']}",
-        "trained at once": f"trains {facts['trained at once']}, ours {ours['trained at once']}",
-    }
-    return ", ".join(words for name, words in said.items() if facts[name] != ours[name])
-
-
-def titled(world: str) -> str:
-    """A world, its reward by its name on pages."""
-    model, reward, *rest = world.split(", ")
-    return ", ".join([model, TITLES[reward], *rest])
-
-
-FILTERS = (
-    titled,
-    unlike,
-    span,
-    signed,
-    plain,
-    share,
-    percent,
-    times,
-    decided,
-    over,
-    uneven,
-    p99,
-    word,
-    statistics.median,
-)
 
 
 def figures(read: Read) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence.claims import MODELS, TITLES, Read, times, titled
+from evidence.claims import MODELS, Read
+from evidence.formats import TITLES, times, titled
 from fast.arms import ALL, BASELINE, FAST, PAPER, PLAIN, UNEXPLORED
 from fast.cost import fast_run, seconds_of_prompt
 from fast.page import figures as of_recipes

@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from demo_figures import measured, memory, page
 from evidence import __main__ as evidence
-from evidence.claims import figures, times
+from evidence.claims import figures
+from evidence.formats import times
 from fast import __main__ as recipes
 from fast.cost import PRESETS as MODELS
 from fast.cost import fast_run, hours_of_run
@@ -226,12 +227,12 @@ def test_a_demo_that_fails_has_no_figures() -> None:
 
 def test_the_stored_page_is_that_of_the_stored_figures() -> None:
     assert (RESULTS / "demo.md").read_text() == page(RECORDED)
-    assert [one["seed"] for one in RECORDED["runs"]] == [1, 2, 42]
+    assert [run["seed"] for run in RECORDED["runs"]] == [1, 2, 42]
 
 
 def test_the_figures_of_the_demo_are_of_its_settings() -> None:
     assert tuple(RECORDED["settings"]) == SETTINGS
-    assert all(one["tesseract"]["after"] >= 0.85 and one["first"] >= 15 for one in RECORDED["runs"])
+    assert all(run["tesseract"]["after"] >= 0.85 and run["first"] >= 15 for run in RECORDED["runs"])
 
 
 def test_the_index_quotes_the_stored_figures() -> None:
@@ -252,7 +253,7 @@ def test_the_index_quotes_the_stored_figures() -> None:
 
 
 def test_the_readme_shows_the_demo_of_the_default_seed() -> None:
-    (shown,) = [one for one in RECORDED["runs"] if one["seed"] == 42]
-    before, after = (f"{100 * shown['tesseract'][at]:.1f} %" for at in ("before", "after"))
+    (default,) = [run for run in RECORDED["runs"] if run["seed"] == 42]
+    before, after = (f"{100 * default['tesseract'][at]:.1f} %" for at in ("before", "after"))
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{before} of words before training, {after} after" in text

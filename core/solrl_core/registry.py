@@ -83,7 +83,7 @@ class Registry(Generic[T]):
 
         Raises:
             ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown or
-                lacking, or is no true or false where the default is, or is one where the default is a number.
+                lacking; it is a number where the default is true or false; or the other way round.
         """
         target: Any = self.find(name)
         names = set(options)
@@ -100,7 +100,7 @@ class Registry(Generic[T]):
         if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
             hint = did_you_mean(unknown[0], accepted)
             raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {accepted}")
-        for option, default in ((one.name, one.default) for one in parameters):
+        for option, default in ((each.name, each.default) for each in parameters):
             kind, value = type(default), options.get(option, default)
             if kind in (bool, int, float) and isinstance(value, bool) != (kind is bool):
                 expected = "true or false" if kind is bool else "a number"

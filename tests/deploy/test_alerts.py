@@ -38,13 +38,13 @@ from tests.support.ports import free_port
 def test_an_alert_rings_in_time(alert: str, series: str, values: str, rings: bool, tmp_path: Path) -> None:
     """`values` in promtool's notation, one every 15 s; the alert's state is that at the last one."""
     last = sum(int(part.partition("x")[2]) + 1 for part in values.split()) - 1
-    asked = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    firing = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
     wanted = [{"labels": "{}", "value": int(rings)}]
     test = {
         "interval": "15s",
         "input_series": [{"series": series, "values": values}],
         "promql_expr_test": [
-            {"expr": f"count({asked}) or vector(0)", "eval_time": f"{15 * last}s", "exp_samples": wanted}
+            {"expr": f"count({firing}) or vector(0)", "eval_time": f"{15 * last}s", "exp_samples": wanted}
         ],
     }
     file, rules = tmp_path / "test.yml", str(ROOT / "deploy/alerts.yml")

@@ -28,7 +28,7 @@ def test_a_sound_model_passes(tmp_path: Path) -> None:
     assert "equal up to rounding" in done.stdout
     found = json.loads((tmp_path / "check.json").read_text())
     assert found["pipeline_difference"] < 0.01
-    assert all(one["ranks"] for one in found["precisions"].values())
+    assert all(measured["ranks"] for measured in found["precisions"].values())
     assert {folder.name for folder in tmp_path.iterdir() if folder.is_dir()} == {"bf16", "nvfp4"}
 
 
@@ -39,7 +39,7 @@ def test_outliers_are_noticed(with_outliers: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "does not rank at fp8: Spearman is below 0.6. Use another precision." in done.stdout
     found = json.loads((tmp_path / "check.json").read_text())
-    assert [one["ranks"] for one in found["precisions"].values()] == [False]
+    assert [measured["ranks"] for measured in found["precisions"].values()] == [False]
 
 
 @pytest.mark.slow

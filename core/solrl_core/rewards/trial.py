@@ -49,8 +49,8 @@ def try_rewards(
     ramp = torch.linspace(0.25, 0.75, width, device=model.device).expand(3, height, -1)
     images, usable = torch.stack([ramp, ramp.flip(-1)]), []
     for name in rewards.computed_here:
-        known = list(prompts_of(name))[:2]
-        prompts = known or [(GREY, {})]
+        examples = list(prompts_of(name))[:2]
+        prompts = examples or [(GREY, {})]
         if rewards.first_fault(name, prompts):
             continue
         clips = rewards.takes_clips(name)
@@ -61,10 +61,10 @@ def try_rewards(
             rewards.score([name], inputs, texts, metadata)
         except RewardError as error:
             cause = error.__cause__
-            if not known and cause and not isinstance(cause, _OF_CODE) and "CUDA error" not in error.fault:
+            if not examples and cause and not isinstance(cause, _OF_CODE) and "CUDA error" not in error.fault:
                 logger.warning("%s; it is used all the same, since it may demand another size or prompt", error)
                 continue
-            cure = "" if known else "; if it needs metadata, mark it by checks_prompts (docs/extending/reward.md)"
+            cure = "" if examples else "; if it needs metadata, mark it by checks_prompts (docs/extending/reward.md)"
             raise RewardError(name, f"cannot be used: tried on two grey images, it {error.fault}{cure}") from error
         usable.append(name)
     return usable

@@ -53,9 +53,9 @@ def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None) -> N
     except OSError:
         pass
     finally:
-        for one in (source, sink):
+        for end in (source, sink):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture

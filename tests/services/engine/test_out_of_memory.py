@@ -128,10 +128,10 @@ def test_the_batches_of_any_backend_are_halved_and_counted(count: int, room: int
         backend.room = room
         backend.batches.clear()
         assert torch.equal(scored(engine, chunk(job(), count=count)).rewards[REWARD], expected.rewards[REWARD])
-        shown = engine._metrics.exposition().decode()
+        metrics = engine._metrics.exposition().decode()
     assert backend.batches == batches
     times = sum(batch > room for batch in batches)
-    assert (f'solrl_out_of_memory_total{{model="mini-sana",part="bf16"}} {times}.0' in shown) == (times > 0)
+    assert (f'solrl_out_of_memory_total{{model="mini-sana",part="bf16"}} {times}.0' in metrics) == (times > 0)
 
 
 def test_the_warm_up_finds_the_limit_of_later_batches() -> None:

@@ -24,5 +24,5 @@ def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: 
     assert not loads
     for more, served in (({}, ["bf16"]), ({"emulate": True, "precision": "nvfp4"}, ["nvfp4", "bf16"])):
         capabilities = load_backend(spec, RolloutSettings(**given, **more)).capabilities
-        assert [one.precision for one in capabilities.precisions] == served
+        assert [info.precision for info in capabilities.precisions] == served
         assert capabilities.fastest == "bf16"  # auto never emulates

@@ -181,8 +181,8 @@ def test_chunks_are_spread_over_workers_that_each_merge_a_version_once() -> None
         for seed in range(3):
             chunks = [chunk(adapted(seed), "both") for _ in range(2)] + [chunk(adapted(seed)) for _ in range(12)]
             engine.scheduler.submit(chunks)
-            for one in chunks:
-                assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
+            for sent in chunks:
+                assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
         assert sum(worker.chunks for worker in engine.workers) == 3 * 14
     for digests in served:
         assert len(list(itertools.groupby(digests))) == 3
@@ -193,10 +193,10 @@ def test_a_chunk_that_loses_two_workers_fails_alone() -> None:
     with engine_on([Process(breaks_down), Process(breaks_down), Process()]) as engine:
         chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "b")]
         engine.scheduler.submit(chunks)
-        for one in chunks[::2]:
-            assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
+        for sent in chunks[::2]:
+            assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
         assert fault_of(chunks[1]).problem.detail.startswith("2 workers died")
-        assert [one.losses for one in chunks] == [0, 2, 0]
+        assert [sent.losses for sent in chunks] == [0, 2, 0]
         assert (engine.workers[0].restarts, engine.scheduler.dead) == (2, False)
 
 
@@ -206,7 +206,7 @@ def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last() ->
     with engine_on([*(Process(breaks_down) for _ in range(5)), unused]) as engine:
         chunks = [chunk(job(), "fatal") for _ in range(4)]
         engine.scheduler.submit(chunks)
-        kinds = [fault_of(one).problem.kind for one in chunks]
+        kinds = [fault_of(sent).problem.kind for sent in chunks]
         assert kinds == ["generation-failed"] * 2 + ["engine-dead"] * 2
         assert engine.scheduler.dead
 
@@ -267,9 +267,9 @@ def test_chunks_at_reward_servers_make_room_for_others_and_are_made_again_if_the
         engine.scheduler.submit(chunks)
         until(lambda: len(set(first.held)) == 5)
         first.die()
-        for one in chunks:
-            assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
-            assert one.losses == 1
+        for sent in chunks:
+            assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
+            assert sent.losses == 1
 
 
 def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:

@@ -56,15 +56,15 @@ def test_candidates_are_the_trajectories_of_their_seeds(
     small: RunningService, backbone: Backbone, fitted: FittedSolver, kind: str
 ) -> None:
     name, solver = ("fitted", fitted) if kind == "fitted" else ("sde", StochasticSteps.model_validate(KINDS[kind]))
-    asked = solver.model_dump(mode="json")
-    answer = small.rollout(count=26, steps=4, precision="bf16", **{name: asked})
+    dumped = solver.model_dump(mode="json")
+    answer = small.rollout(count=26, steps=4, precision="bf16", **{name: dumped})
     (group,) = answer["groups"]
-    assert answer["plan"][name] == asked
-    made = generated(backbone, 26, steps=4, solver=solver)
+    assert answer["plan"][name] == dumped
+    images = generated(backbone, 26, steps=4, solver=solver)
     rewards = RewardSet.load(["clipscore"], backbone)
-    ours = rewards.score(["clipscore"], made, [TEXT] * 26, [{}] * 26)["clipscore"]
+    ours = rewards.score(["clipscore"], images, [TEXT] * 26, [{}] * 26)["clipscore"]
     np.testing.assert_allclose(group["scores"], ours.tolist(), atol=1e-3)
-    assert not torch.allclose(made[:4], generated(backbone, 4, steps=4), atol=0.01)
+    assert not torch.allclose(images[:4], generated(backbone, 4, steps=4), atol=0.01)
 
 
 def test_a_solver_fitted_to_a_different_model_is_refused(small: RunningService, fitted: FittedSolver) -> None:

@@ -9,10 +9,10 @@ from tests.services.store_helpers import TENANT, fill
 
 @pytest.mark.parametrize("count", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, MOST_POINTS + 2, 1000, 9999])
 def test_a_thinned_curve_keeps_its_ends_and_its_order(count: int) -> None:
-    shown = thinned(range(count))
-    assert len(shown) == min(count, MOST_POINTS)
-    assert list(shown) == sorted(set(shown))
-    assert not count or (shown[0], shown[-1]) == (0, count - 1)
+    points = thinned(range(count))
+    assert len(points) == min(count, MOST_POINTS)
+    assert list(points) == sorted(set(points))
+    assert not count or (points[0], points[-1]) == (0, count - 1)
 
 
 def test_the_number_of_series_is_bounded_if_names_change_at_every_point() -> None:

@@ -79,9 +79,9 @@ def test_text_lines_are_readable(tmp_path: Path) -> None:
 
 
 def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
-    made = logging.LogRecord("a", logging.INFO, "", 1, message, arguments, more.pop("exc_info", None))
-    made.__dict__.update(more)
-    return made
+    built = logging.LogRecord("a", logging.INFO, "", 1, message, arguments, more.pop("exc_info", None))
+    built.__dict__.update(more)
+    return built
 
 
 def test_fields_are_on_every_line_of_their_request() -> None:
@@ -98,9 +98,9 @@ def test_neither_a_message_nor_an_exception_forges_a_line_or_controls_a_terminal
     try:
         raise ValueError("\x1b[2J\n12:00:00 info    forged")
     except ValueError as error:
-        made = record("a\nb\r\x1b[31m %s", "\n", exc_info=(ValueError, error, error.__traceback__))
-    assert "forged" in json.loads(logs.JsonFormatter().format(made))["exception"]
-    lines = logs.TextFormatter().format(made).split("\n")
+        logged = record("a\nb\r\x1b[31m %s", "\n", exc_info=(ValueError, error, error.__traceback__))
+    assert "forged" in json.loads(logs.JsonFormatter().format(logged))["exception"]
+    lines = logs.TextFormatter().format(logged).split("\n")
     assert lines[-1].endswith("forged")
     assert all(line.startswith("  ") for line in lines[1:])
     assert all(map(str.isprintable, lines))

@@ -67,7 +67,7 @@ def check_entries(folder: Path) -> None:
 
     Otherwise, somebody else's folder could have a run overwrite or delete what its links lead to, or read without end.
     """
-    folders = [one for one in (folder, folder / "checkpoints", folder / "evaluation") if one.is_dir()]
+    folders = [place for place in (folder, folder / "checkpoints", folder / "evaluation") if place.is_dir()]
     for path in (path for one in folders for path in sorted(one.iterdir())):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

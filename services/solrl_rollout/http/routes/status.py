@@ -156,7 +156,7 @@ async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep
     try:
         body = IterationReport.model_validate_json(await request.body())
     except ValidationError as error:
-        raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
+        raise RequestValidationError([fault | {"loc": ("body", *fault["loc"])} for fault in error.errors()]) from error
     if body.samples is not None:
         check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
