@@ -79,16 +79,17 @@ def encode_adapter(adapter: Adapter) -> EncodedAdapter:
     for key, tensor in adapter.tensors.items():
         if tensor.dtype != torch.float32:
             raise _bad_dtype(key, str(tensor.dtype))
-    # Cloned, because safetensors refuses tensors that are views of one buffer.
-    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in adapter.tensors.items()}
-    plain = safetensors.torch.save(copies)
-    # safetensors writes metadata in an order that differs from call to call, so it is added here instead.
-    length = int.from_bytes(plain[:8], "little")
-    header = json.loads(plain[8 : 8 + length])
-    header["__metadata__"] = {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}
+    copies = {key: adapter.tensors[key].detach().to("cpu", copy=True).contiguous() for key in sorted(adapter.tensors)}
+    # Not by safetensors.torch.save, which copies the file twice more, and orders metadata differently from call to call.
+    header: dict[str, Any] = {"__metadata__": {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}}
+    end = 0
+    for key, tensor in copies.items():
+        begin, end = end, end + tensor.nbytes
+        header[key] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file = EncodedAdapter(b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :])))
+    parts = (tensor.numpy() for tensor in copies.values())
+    file = EncodedAdapter(b"".join((len(text).to_bytes(8, "little"), text, *parts)))
     file.adapter = replace(adapter, tensors=copies)
     return file
 

@@ -146,7 +146,7 @@ class Policy:
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """A copy of one adapter's weights on the CPU, by PEFT key."""
-        return {key: weight.detach().cpu().clone() for key, weight in self._weights[name].items()}
+        return {key: weight.detach().to("cpu", copy=True) for key, weight in self._weights[name].items()}
 
     @torch.no_grad()
     def restore(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
