@@ -179,8 +179,11 @@ class Policy:
             self.averaged[key].lerp_(weight.detach().cpu(), 1 - decay)
 
     def behaviour(self) -> Adapter:
-        """The behaviour policy as an adapter of all layers that the family adapts, as a service wants it."""
-        return self.adapter(self.tensors(OLD) | self._others)
+        """The behaviour policy as an adapter of all layers that the family adapts, as a service wants it.
+
+        Its tensors are the policy's own: encode or copy them before the policy changes.
+        """
+        return self.adapter({key: weight.detach() for key, weight in self._weights[OLD].items()} | self._others)
 
     def average_adapter(self) -> Adapter:
         """The evaluation weights as an adapter."""
