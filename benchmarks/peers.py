@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from paper.intervals import over_seeds
+from paper.intervals import Estimate, over_seeds
 from peer_drives import ours
 from peer_drives.stubs import COMMON
 from peer_drives.turns import LEARNINGS, WARM_UP, Learning, Turns, TurnsOverError, Work
@@ -37,6 +37,10 @@ OURS = "ours"
 MODELS = ("flux", "sd3", "sd3-medium")
 RECIPES = ("diffusionnft", "flowgrpo")
 TURNS_SHOWN = 5
+FRESH = 21
+"""First of the seeds that were drawn after the rule of equality was written."""
+MARGIN = 0.25
+"""Rewards are equal if the interval of their difference lies within this share of our gain since the first turn."""
 TINY = 4
 """Samples of a prompt on a CPU."""
 PROMPTS, SAMPLES = ("2 red circles", "3 blue squares"), 18
@@ -329,9 +333,13 @@ def _learning(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, and one step at"
     yield f"{same.timestep_fraction:.0%} of the noise levels; with Flow-GRPO, two steps at all stochastic levels."
     yield f"Rewards are {same.reward} of its samples. The difference is theirs minus ours, with its 95 % interval over"
-    yield "the seeds."
-    yield ""
-    yield from table(("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference"), _curves(rows))
+    yield f"the seeds. Margin: {MARGIN:.0%} of what our reward gained since the first turn. *Equal* is yes if the whole"
+    yield f"interval lies within it. Seeds below {FRESH} are older than this rule."
+    fresh, older = ([row for row in rows if (row["seed"] >= FRESH) == new] for new in (True, False))
+    head = ("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference", "margin", "equal")
+    for title, seeds in ((f"Seeds from {FRESH} on:", fresh), (f"Seeds below {FRESH}:", older)):
+        yield from ("", title, "")
+        yield from table(head, _curves(seeds))
 
 
 def _same_draws(rows: Sequence[Row]) -> Iterator[str]:
@@ -380,24 +388,60 @@ def _rewards(row: Row) -> Sequence[str]:
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for each in spans(rows):
+        yield (
+            f"{each.first} to {each.last}",
+            each.peer,
+            str(len(each.ours)),
+            *(f"{rewards.mean():.4f}" for rewards in (each.ours, each.theirs)),
+            f"{each.difference:+.4f}",
+            f"±{each.margin:.4f}",
+            "yes" if each.equal else "open",
+        )
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rewards of trainings in five turns, the mean of each seed's: ours and a peer's.
+
+    Attributes:
+        first, last: turns.
+        ours, theirs: [seeds].
+        margin: for the difference of equal trainings.
+    """
+
+    peer: str
+    first: int
+    last: int
+    ours: np.ndarray
+    theirs: np.ndarray
+    margin: float
+
+    @property
+    def difference(self) -> Estimate:
+        """Theirs less ours, over the seeds."""
+        return over_seeds(self.theirs - self.ours)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the whole interval of the difference lies within the margin."""
+        return max(-self.difference.low, self.difference.high) <= self.margin
+
+
+def spans(rows: Sequence[Row]) -> Iterator[Span]:
+    """The spans of five turns of each peer's trainings that reached them, and of ours beside it."""
     for peer in dict.fromkeys(row["beside"] for row in rows):
         of_peer = [row for row in rows if row["beside"] == peer]
         longest = max(len(row["rewards"]) for row in of_peer)
         for first in range(0, longest, TURNS_SHOWN):
             last = min(first + TURNS_SHOWN, longest)
             reached = [row for row in of_peer if len(row["rewards"]) >= last]
-            our_curves, their_curves = (
+            ours, theirs = (
                 np.array([np.mean(row["rewards"][first:last]) for row in reached if row["trainer"] == name])
                 for name in (OURS, peer)
             )
-            means = (f"{rewards.mean():.4f}" for rewards in (our_curves, their_curves))
-            yield (
-                f"{first + 1} to {last}",
-                peer,
-                str(len(our_curves)),
-                *means,
-                f"{over_seeds(their_curves - our_curves):+.4f}",
-            )
+            begun = np.mean([row["rewards"][0] for row in reached if row["trainer"] == OURS])
+            yield Span(peer, first + 1, last, ours, theirs, MARGIN * float(ours.mean() - begun))
 
 
 def _title(row: Row) -> str:

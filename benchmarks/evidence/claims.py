@@ -29,7 +29,7 @@ from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from peer_drives.turns import LEARNINGS
-from peers import PROMPTS, SAMPLES, halves
+from peers import FRESH, MARGIN, PROMPTS, SAMPLES, halves, spans
 from scipy.stats import t as student
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -81,6 +81,8 @@ DECISIVE_SEEDS = 3
 def figures(read: Read) -> dict[str, Any]:
     """Figures that take several results, by their names in the templates."""
     tables, beside = read("paper")["tables"], read("peers")["rows"]
+    learned = [row for row in beside if row["part"] == "learning"]
+    older = [row for row in learned if row["seed"] < FRESH]
     return {
         **_ranks(read),
         **_hacking(tables["hacking"]),
@@ -90,8 +92,12 @@ def figures(read: Read) -> dict[str, Any]:
         "peers": _peers(beside),
         "engines": _engines(read("engines")["rows"]),
         "learning": {
-            peer: _learning([row for row in beside if row["part"] == "learning" and row["beside"] == peer])
-            for peer in dict.fromkeys(row["beside"] for row in beside if row["part"] == "learning")
+            peer: _learning([row for row in older if row["beside"] == peer])
+            for peer in dict.fromkeys(row["beside"] for row in older)
+        },
+        "beginnings": {
+            (span.peer, span.first): {"is": span, "difference": asdict(span.difference)}
+            for span in spans([row for row in learned if row["seed"] >= FRESH])
         },
         "quick": list(halves([row for row in beside if row["part"] == "learning, fast"])),
         "beside_peers": {
@@ -99,6 +105,7 @@ def figures(read: Read) -> dict[str, Any]:
             "samples": SAMPLES,
             "rate": LEARNINGS["diffusionnft"].learning_rate,
             "levels": LEARNINGS["diffusionnft"].timestep_fraction,
+            "margin": MARGIN,
         },
         "same_draws": _same_draws([row for row in beside if row["part"] == "learning, same draws"]),
     }
@@ -147,7 +154,6 @@ def _learning(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     fallen = [[(run[0], run[-1]) for run in runs if run[-1] < run[0]] for runs in (ours, theirs)]
     return {
         "seeds": len(ours),
-        "all": len(curves[0]),
         "fallen": dict(zip(("ours", "theirs"), fallen, strict=True)),
         "gain": statistics.mean(run[-1] - run[0] for runs in (ours, theirs) for run in runs if run[-1] >= run[0]),
         "differences": [
@@ -240,6 +246,7 @@ def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
             for world, arms in of_stage.items()
         },
         "clock": {shape: run["clock"] for shape, run in stored["loop"].items()},
+        "start": stored["loop"]["flux"]["start"],
         "hours": {
             shape: {
                 "iteration": seconds_of_iteration(run, shape),

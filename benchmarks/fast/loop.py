@@ -9,6 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -49,15 +50,21 @@ def main() -> None:
     settings = (*SETTINGS, f"run=true-{args.model}", f"model={model}", f"reward_options={json.dumps(reward)}")
     command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", preset, "--output", str(folder)]
     command += ["--iterations", str(args.iterations), *(part for each in settings for part in ("--set", each))]
+    begun = time.time()
     subprocess.run(command, check=True)
-    store(args.model, folder, args.out)
+    store(args.model, folder, args.out, begun)
 
 
-def store(model: str, folder: Path, out: Path) -> None:
-    """Add the last iteration of a run's folder to fast.json: its phases, and its time by the clock."""
+def store(model: str, folder: Path, out: Path, begun: float) -> None:
+    """Add the last iteration of a run's folder to fast.json: its phases, and its time by the clock.
+
+    "start" is the time from the command, at `begun`, to the first push that a later iteration does not take: loading
+    and compiling.
+    """
     config = resolve(f"{PRESETS[model]}/fast/hpsv2", overrides=["explore.precision=fp8"]).config
-    lines = read_metrics(folder / "metrics.jsonl")
-    *_, before, iteration, after = (line for line in lines if line["event"] in ("push", "iteration"))
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] in ("push", "iteration")]
+    first, (before, iteration, after) = lines[1], lines[-3:]
+    clock = after["time"] - before["time"]
     path = out / "fast.json"
     stored = json.loads(path.read_text())
     stored.setdefault("loop", {})[model] = {
@@ -65,7 +72,8 @@ def store(model: str, folder: Path, out: Path) -> None:
         "prompts": config.explore.prompts,
         "steps": config.explore.steps,
         "seconds": iteration["seconds"] | after["seconds"],
-        "clock": after["time"] - before["time"],
+        "clock": clock,
+        "start": first["time"] - begun - clock,
     }
     path.write_text(json.dumps(stored) + "\n")
 
