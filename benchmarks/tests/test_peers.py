@@ -170,6 +170,19 @@ def test_fast_takes_more_turns_beside_diffusionnft(tmp_path: Path, monkeypatch: 
     assert all(len(row["cpu"]) == len(row["rewards"]) and min(row["cpu"]) > 0 for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("apart", "equal"), [((0.02, -0.02, 0.0), True), ((0.3, -0.3, 0.0), False), ((0.2,) * 3, False)]
+)
+def test_rewards_are_equal_if_the_whole_interval_lies_within_a_quarter_of_the_gain(
+    apart: tuple[float, ...], equal: bool
+) -> None:
+    gained = np.arange(5) / 4  # 0.5 above the first turn in the mean
+    rows = [{"beside": "peer", "trainer": "ours", "rewards": list(gained)} for _ in apart]
+    rows += [{"beside": "peer", "trainer": "peer", "rewards": list(gained + by)} for by in apart]
+    (span,) = peers.spans(rows)
+    assert (span.first, span.last, span.margin, span.equal) == (1, 5, 0.125, equal)
+
+
 def test_rewards_are_compared_within_equal_seconds() -> None:
     common = {"part": "learning, fast", "seed": 1}
     rows = [
