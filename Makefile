@@ -27,8 +27,7 @@ test: $(VENV)/.installed-dev
 
 # What needs a GPU, on a machine with one.
 test-gpu: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n 14 --gpu benchmarks/results/gpu_tests.json
-	$(VENV)/bin/python benchmarks/evidence
+	$(VENV)/bin/python -m pytest -n 14 --gpu benchmarks/results/gpu_tests.json; rc=$$?; $(VENV)/bin/python benchmarks/evidence; exit $$rc
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

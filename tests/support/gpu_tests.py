@@ -1,6 +1,7 @@
 """Tests that need a GPU: what a machine lacks for them, and the record of their last run."""
 
 import json
+import os
 import subprocess
 import time
 from functools import cache
@@ -55,10 +56,10 @@ class Record:
 
         if not torch.cuda.is_available():
             return
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        head = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False)
         record = {
             "date": time.strftime("%Y-%m-%d", time.gmtime(self.began)),
-            "commit": head.stdout.strip() or None,
+            "commit": head.stdout.strip() or os.environ.get("COMMIT", "unknown"),
             "gpu": torch.cuda.get_device_name(),
             "seconds": round(time.time() - self.began),
             "versions": {name: version(name) for name in PACKAGES},

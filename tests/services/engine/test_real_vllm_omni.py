@@ -22,6 +22,7 @@ CLOSE = 3e-3
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.gpu,
     pytest.mark.skipif(not (find_spec("vllm_omni") and torch.cuda.is_available()), reason="needs vllm-omni and a GPU"),
 ]
 
