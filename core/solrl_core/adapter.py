@@ -80,7 +80,7 @@ def encode_adapter(adapter: Adapter) -> EncodedAdapter:
         if tensor.dtype != torch.float32:
             raise _bad_dtype(key, str(tensor.dtype))
     copies = {key: adapter.tensors[key].detach().to("cpu", copy=True).contiguous() for key in sorted(adapter.tensors)}
-    # Not by safetensors.torch.save, which copies the file twice more, and orders metadata differently from call to call.
+    # safetensors.torch.save would copy the file twice more, and orders metadata differently from call to call.
     header: dict[str, Any] = {"__metadata__": {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}}
     end = 0
     for key, tensor in copies.items():
