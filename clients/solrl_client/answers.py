@@ -26,8 +26,8 @@ def longest_line(request: RolloutRequest) -> int:
     """Upper bound in bytes for a line of the answer: generous for the plan, numbers, texts and images."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
-    each = _CANDIDATE_BYTES + _IMAGE_BYTES[request.images]
-    return _LINE_BYTES + len(request.plan.model_dump_json()) + candidates * each
+    candidate_bytes = _CANDIDATE_BYTES + _IMAGE_BYTES[request.images]
+    return _LINE_BYTES + len(request.plan.model_dump_json()) + candidates * candidate_bytes
 
 
 class AnswerCheck:

@@ -20,8 +20,8 @@ def loop() -> asyncio.AbstractEventLoop:
     """The loop, which runs. Any thread."""
     with _lock:
         if os.getpid() not in _loops:
-            made = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=made.run_forever, name="solrl-background", daemon=True).start()
+            new_loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=new_loop.run_forever, name="solrl-background", daemon=True).start()
         return _loops[os.getpid()]
 
 

@@ -111,9 +111,9 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
     from solrl_core.precision.support import PRECISIONS, fastest_precision, probe, supported_precisions
     from solrl_core.precision.te import engine_version
 
-    used = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
+    torch_device = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
     for name in PRECISIONS:
-        numerics, how = probe(name, used)
+        numerics, how = probe(name, torch_device)
         yield Finding(f"precision {name}", "ok" if numerics else "n/a", f"{numerics}: {how}" if numerics else how)
     try:
         engine = engine_version()
@@ -124,11 +124,11 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
         summary = engine or "not installed; native nvfp4 needs it, and a Blackwell GPU"
         yield Finding("transformer engine", "ok" if engine else "n/a", summary)
     if precision == "auto":
-        yield Finding("precision auto", "ok", fastest_precision(used))
-    elif precision not in supported_precisions(used):
-        action = f"use one of {', '.join(supported_precisions(used))}"
+        yield Finding("precision auto", "ok", fastest_precision(torch_device))
+    elif precision not in supported_precisions(torch_device):
+        action = f"use one of {', '.join(supported_precisions(torch_device))}"
         yield Finding("precision", "missing", f"this device does not support {precision}", action)
-    elif used.type == "cuda" and probe(precision, used).numerics == "emulated":
+    elif torch_device.type == "cuda" and probe(precision, torch_device).numerics == "emulated":
         action = "use fp8 or auto; `solrl-rollout serve --emulate` serves it all the same"
         yield Finding("precision", "warn", f"{precision} is emulated on this GPU, slower than bf16", action)
     else:

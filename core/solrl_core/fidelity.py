@@ -75,7 +75,7 @@ class RankCorrelation:
     @classmethod
     def over(cls, groups: Sequence[float]) -> "RankCorrelation":
         """The mean over groups, each with its correlation, NaN if its reference ranks nothing."""
-        ranked = [one for one in groups if not math.isnan(one)]
+        ranked = [rho for rho in groups if not math.isnan(rho)]
         count = len(ranked)
         mean = float(np.mean(ranked)) if ranked else 0.0
         if count < 2:
@@ -122,8 +122,8 @@ def separations(proxy: Tensor, true: Tensor, keep: int = 24) -> npt.NDArray[np.f
 
     `proxy`, `true` [groups, candidates] and `keep` as in `rank_fidelity`.
     """
-    each = zip(proxy, true, strict=True)
-    return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in each])
+    groups = zip(proxy, true, strict=True)
+    return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in groups])
 
 
 def correlation(proxy: Tensor, true: Tensor) -> float:

@@ -123,14 +123,14 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return combined_digest(type(tokenizer).__name__, json.dumps(definition, sort_keys=True))
 
 
-def source_digest(thing: Any) -> str:
+def source_digest(target: Any) -> str:
     """Digest of the file that defines a function, class or instance; any edit of the file changes it.
 
     Raises:
         OSError: the source is not on this machine.
         TypeError: the object is built-in.
     """
-    definition = thing if hasattr(thing, "__qualname__") else getattr(thing, "func", type(thing))
+    definition = target if hasattr(target, "__qualname__") else getattr(target, "func", type(target))
     return combined_digest(inspect.getsource(inspect.getmodule(definition) or definition))
 
 

@@ -40,8 +40,8 @@ def from_file(data: bytes, height: int, width: int, frames: int = 1) -> torch.Te
             if image.size != (width, height) or count > frames:
                 got = f"{image.width} × {image.height} pixels and {count} frames"
                 raise ValueError(f"got an image of {got}; expected {expected}")
-            for at in range(count):
-                image.seek(at)
+            for index in range(count):
+                image.seek(index)
                 pixels = torch.from_numpy(np.array(image.convert("RGB"))).movedim(-1, 0).float() / 255
                 # Equal frames in a row are stored as one that is shown longer, and all of them as an image.
                 lasts = max(1, round(image.info.get("duration", 0) / FRAME_MS))

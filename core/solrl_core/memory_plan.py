@@ -64,11 +64,11 @@ class MemoryPlan:
     def largest_batch(self, limit: int) -> int:
         """Largest number of candidates in a batch that fits in `limit` bytes; 0 if none fits."""
         free = limit - self._held
-        most = [
+        batches = [
             self.batch + (free - self.activations[phase]) // max(1, growth)
             for phase, growth in self.per_candidate.items()
         ]
-        return max(0, min(most))
+        return max(0, min(batches))
 
 
 def memory_table(title: str, *sections: Mapping[str, int]) -> Table:

@@ -95,18 +95,18 @@ class Registry(Generic[T]):
                 )
             return
         parameters = inspect.signature(target).parameters.values()
-        accepted = [one.name for one in parameters if one.kind in _BY_NAME]
+        accepted = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
         unknown = sorted(names - set(accepted))
-        if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        if unknown and not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             hint = did_you_mean(unknown[0], accepted)
             raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {accepted}")
-        for option, default in ((each.name, each.default) for each in parameters):
+        for option, default in ((parameter.name, parameter.default) for parameter in parameters):
             kind, value = type(default), options.get(option, default)
             if kind in (bool, int, float) and isinstance(value, bool) != (kind is bool):
                 expected = "true or false" if kind is bool else "a number"
                 raise ValueError(f"got {value!r} for option {option!r} of {self.noun} {name!r}; expected {expected}")
-        needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
-        if all_given and (lacking := [option for option in needed if option not in names]):
+        required = [p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty]
+        if all_given and (lacking := [option for option in required if option not in names]):
             raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(names)}")
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:

@@ -31,9 +31,9 @@ _COLOURS = ("red", "blue", "green", "yellow", "purple", "cyan")
 _SHAPES = ("circle", "square", "triangle", "circle")
 
 PROMPTS = tuple(
-    PromptItem(id=f"{colour}-{at}", text=f"a {colour} {shape} to the left of a {other} {_SHAPES[at - 1]}")
-    for at, shape in enumerate(_SHAPES)
-    for colour, other in zip(_COLOURS, (*_COLOURS[at + 1 :], *_COLOURS[: at + 1]), strict=True)
+    PromptItem(id=f"{colour}-{index}", text=f"a {colour} {shape} to the left of a {other} {_SHAPES[index - 1]}")
+    for index, shape in enumerate(_SHAPES)
+    for colour, other in zip(_COLOURS, (*_COLOURS[index + 1 :], *_COLOURS[: index + 1]), strict=True)
 )
 """Prompts that every model of text to image understands, the miniatures too."""
 FLOOR = 0.6
@@ -151,17 +151,17 @@ class PrecisionCheck:
             name: rank_fidelity(torch.stack(scores[name]), torch.stack(self.true[name]), keep=2) for name in scores
         }
         correlated = {
-            name: [correlation(own, true) for true, own in zip(self.true[name], scores[name], strict=True)]
+            name: [correlation(proxy, true) for true, proxy in zip(self.true[name], scores[name], strict=True)]
             for name in scores
         }
         return Measured(
             precision=precision,
             numerics=generator.numerics,
-            spearman={name: RankCorrelation.over(each) for name, each in correlated.items()},
+            spearman={name: RankCorrelation.over(correlations) for name, correlations in correlated.items()},
             best={name: fidelity.top_rank for name, fidelity in ranked.items()},
             worst={name: fidelity.bottom_rank for name, fidelity in ranked.items()},
-            latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),
-            image_error=float(np.mean([float((own - exact).abs().mean()) for own, exact in images])),
+            latent_error=float(np.mean([_relative(latent, exact) for latent, exact in latents])),
+            image_error=float(np.mean([float((image - exact).abs().mean()) for image, exact in images])),
             unusable=float(torch.cat([_unusable(group.images) for group in groups]).double().mean()),
             step_seconds=seconds / (len(self.prompts) * self.candidates * self.plan.steps),
         )

@@ -35,7 +35,7 @@ class OriginalLayer:
 
 
 def _fused(name: str, block: str, names: Sequence[str], further: int = 0) -> OriginalLayer:
-    return OriginalLayer(name, tuple(f"{block}.{one}" for one in names), further)
+    return OriginalLayer(name, tuple(f"{block}.{module}" for module in names), further)
 
 
 _QKV, _ADDED = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj")
@@ -76,8 +76,8 @@ ORIGINAL_LAYERS: Mapping[str, tuple[OriginalLayer, ...]] = {
     "qwen-image": tuple(
         _fused(f"{_BLOCK}.{name}", _BLOCK, [name])
         for name in (
-            *(f"attn.{one}" for one in (*_QKV, "to_out.0", *_ADDED, "to_add_out")),
-            *(f"{stream}_mlp.net.{one}" for stream in ("img", "txt") for one in ("0.proj", "2")),
+            *(f"attn.{layer}" for layer in (*_QKV, "to_out.0", *_ADDED, "to_add_out")),
+            *(f"{stream}_mlp.net.{layer}" for stream in ("img", "txt") for layer in ("0.proj", "2")),
         )
     ),
 }
@@ -95,26 +95,26 @@ def encode_in_layout(adapter: Adapter, family: str, layout: Layout) -> bytes:
             f"the layout of {layout} has no names for the family {family}; expected one of "
             f"{', '.join(ORIGINAL_LAYERS)}. lora.safetensors has the layout of diffusers"
         )
-    places = {name: (layer, at) for layer in ORIGINAL_LAYERS[family] for at, name in enumerate(layer.modules)}
+    places = {name: (layer, index) for layer in ORIGINAL_LAYERS[family] for index, name in enumerate(layer.modules)}
     by_layer: dict[str, tuple[OriginalLayer, dict[int, str]]] = {}
     for module in adapter.modules:
         number = _NUMBER.search(module)
         place = places.get(_NUMBER.sub("{}", module, count=1))
         if number is None or place is None:
             raise ValueError(f"the layout of {layout} has no name for {module} of the family {family}")
-        layer, at = place
-        by_layer.setdefault(layer.name.format(number[0]), (layer, {}))[1][at] = module
+        layer, index = place
+        by_layer.setdefault(layer.name.format(number[0]), (layer, {}))[1][index] = module
     tensors = {}
     for name, (layer, parts) in by_layer.items():
         key = f"diffusion_model.{name}" if layout == "comfyui" else f"lora_unet_{name.replace('.', '_')}"
-        downs = [adapter.tensors[lora_a_key(parts[at])] for at in sorted(parts)]
-        ups = [adapter.tensors[lora_b_key(parts[at])] for at in sorted(parts)]
+        downs = [adapter.tensors[lora_a_key(parts[index])] for index in sorted(parts)]
+        ups = [adapter.tensors[lora_b_key(parts[index])] for index in sorted(parts)]
         rows, rank = len(ups[0]), adapter.rank
-        whole = torch.zeros((len(layer.modules) + layer.further) * rows, rank * len(parts))
-        for index, (at, up) in enumerate(zip(sorted(parts), ups, strict=True)):
-            whole[at * rows : (at + 1) * rows, index * rank : (index + 1) * rank] = up
+        up_blocks = torch.zeros((len(layer.modules) + layer.further) * rows, rank * len(parts))
+        for column, (index, up) in enumerate(zip(sorted(parts), ups, strict=True)):
+            up_blocks[index * rows : (index + 1) * rows, column * rank : (column + 1) * rank] = up
         tensors[f"{key}.lora_down.weight"] = torch.cat(downs)
-        tensors[f"{key}.lora_up.weight"] = whole
+        tensors[f"{key}.lora_up.weight"] = up_blocks
         tensors[f"{key}.alpha"] = torch.tensor(adapter.alpha * len(parts))
     file: bytes = safetensors.torch.save(tensors, metadata={"format": "pt"})
     return file

@@ -39,14 +39,14 @@ def by_own_pipeline(
     if backbone.family == "wan":
         return _clips(backbone, pipeline, noise, output_type, prompt=list(prompts), num_inference_steps=steps, **call)
     packs = backbone.family in ("flux", "qwen-image")
-    made: Tensor = pipeline(
+    images: Tensor = pipeline(
         prompt=list(prompts),  # some pipelines write into it
         num_inference_steps=steps,
         latents=pipeline._pack_latents(noise, *noise.shape) if packs else noise,
         output_type=output_type,
         **call,
     ).images
-    return made
+    return images
 
 
 def _clips(backbone: PipelineBackbone, pipeline: Any, noise: Tensor, output_type: str, **call: Any) -> Tensor:
@@ -60,5 +60,5 @@ def _clips(backbone: PipelineBackbone, pipeline: Any, noise: Tensor, output_type
     euler_pipeline = type(pipeline)(**pipeline.components | {"scheduler": EulerAtLevels()})
     euler_pipeline.set_progress_bar_config(disable=True)
     call["num_frames"] = backbone.frames
-    made: Tensor = euler_pipeline(latents=noise, output_type=output_type, **call).frames
-    return made[:, 0] if output_type == "pt" and backbone.frames == 1 else made
+    clips: Tensor = euler_pipeline(latents=noise, output_type=output_type, **call).frames
+    return clips[:, 0] if output_type == "pt" and backbone.frames == 1 else clips

@@ -126,9 +126,9 @@ def part_class(library: str, kind: str) -> Any:
 def weights_of(part: Path) -> Weights:
     """Files of the weights in the folder of a part. Usual names come before variants, and these before other names."""
     names = sorted(path.name for path in part.glob("*") if path.is_file())
-    matched = [found for name in names if (found := _SINGLE.fullmatch(name) or _INDEX.fullmatch(name))]
+    matched = [match for name in names if (match := _SINGLE.fullmatch(name) or _INDEX.fullmatch(name))]
     if matched:
-        first = min(matched, key=lambda found: (found["variant"] or "", found.re is _INDEX))
+        first = min(matched, key=lambda match: (match["variant"] or "", match.re is _INDEX))
         files = {first[0]} if first.re is _SINGLE else set(read_json(part / first[0])["weight_map"].values())
         return Weights(tuple(part / name for name in sorted(files)), first["variant"])
     others = [part / name for name in names if name.endswith(_OTHER) and not _SHARD.fullmatch(name)]

@@ -397,10 +397,10 @@ def is_text_encoder(part: str) -> bool:
     return part.startswith("text_encoder")
 
 
-def replace_children(parent: nn.Module, made: Callable[[nn.Module], nn.Module]) -> None:
-    """Replace each child of a module by what is made of it."""
+def replace_children(parent: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> None:
+    """Replace each child of a module by its replacement."""
     for name, child in list(parent.named_children()):
-        setattr(parent, name, made(child))
+        setattr(parent, name, replacement(child))
 
 
 def meta_copy(module: nn.Module) -> nn.Module:

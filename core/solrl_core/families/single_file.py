@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 _PREFIXES = {"model.diffusion_model.": "transformer", "first_stage_model.": "vae", "vae.": "vae"}
 _FLOAT8 = "F8_"
 _SCALES = (".scale_weight", ".weight_scale")
-# Of FP8 arithmetic, of training and of ComfyUI: no part has them.
+# For FP8 arithmetic, training and ComfyUI: no part has them.
 _SPARE = (".scale_input", ".input_scale", "scaled_fp8", "logit_scale", "position_ids", "model_sampling.sigmas")
 _SHOWN = 3
 _SANA = "SanaTransformer2DModel"
@@ -87,8 +87,8 @@ def parts_by_content(
 def _by_part(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[str, str]]:
     """Part → name in it → name in the file. Names without a known prefix are the transformer's."""
     prefixes = _PREFIXES | {
-        f"text_encoders.{name}.transformer.": f"text_encoder_{at}" if at > 1 else "text_encoder"
-        for at, name in enumerate(encoders, 1)
+        f"text_encoders.{name}.transformer.": f"text_encoder_{index}" if index > 1 else "text_encoder"
+        for index, name in enumerate(encoders, 1)
     }
     by_part: dict[str, dict[str, str]] = {}
     for name in names:
@@ -120,7 +120,7 @@ def _read(files: Sequence[Path]) -> Tensors:
     for name in narrow:
         weight = weights[name]
         scales = (weights.pop(name.removesuffix(".weight") + end, None) for end in _SCALES)
-        if (scale := next((one for one in scales if one is not None), None)) is not None:
+        if (scale := next((tensor for tensor in scales if tensor is not None), None)) is not None:
             weight = weight.float() * scale.float().reshape(-1, *(1,) * (weight.ndim - 1))
         weights[name] = weight.bfloat16()
     if narrow:
@@ -138,8 +138,8 @@ def _load(kind: tuple[str, str], folder: Path, weights: Tensors, dtype: torch.dt
         None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
     # CLIP's projection is in files of the whole CLIP, and unused by a bare encoder.
-    unexpected = {one for one in report["unexpected_keys"] if not one.endswith("text_projection.weight")}
-    _check(cls, file, folder, report["missing_keys"], unexpected, [one[0] for one in report["mismatched_keys"]])
+    unexpected = {key for key in report["unexpected_keys"] if not key.endswith("text_projection.weight")}
+    _check(cls, file, folder, report["missing_keys"], unexpected, [key for key, *_ in report["mismatched_keys"]])
     module: nn.Module = model
     return module
 
@@ -178,9 +178,9 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
         if converted[name].ndim == 2 and expected[name][2:] == (1, 1):
             converted[name] = converted[name][..., None, None]
     # Most conversions take what they know out of `weights`.
-    left = () if len(weights) == len(before) or converted is weights else weights
+    unconverted = () if len(weights) == len(before) or converted is weights else weights
     other = [name for name in converted if name in expected and converted[name].shape != expected[name]]
-    _check(cls, file, folder, expected.keys() - converted.keys(), {*left, *converted} - expected.keys(), other)
+    _check(cls, file, folder, expected.keys() - converted.keys(), {*unconverted, *converted} - expected.keys(), other)
     level = logging_of_diffusers.get_verbosity()
     logging_of_diffusers.set_verbosity_error()  # it warns of modules to keep in float32 where there are none
     try:

@@ -124,8 +124,8 @@ class Wan(PipelineBackbone):
         latents = vae.post_quant_conv(latents.to(vae.dtype) * std + mean)
         cache = [None] * sum(isinstance(part, WanCausalConv3d) for part in vae.decoder.modules())
         parts = [
-            vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=at == 0)
-            for at, frame in enumerate(torch.split(latents, 1, 2))
+            vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=index == 0)
+            for index, frame in enumerate(torch.split(latents, 1, 2))
         ]
         clips: Tensor = torch.cat(parts, 2)
         if vae.config.patch_size is not None:

@@ -194,13 +194,13 @@ def _convolve(
     image = tile // (across * height)
     phase = tl.program_id(1)
     # The pixel under the first weight: above and to the left, except in odd rows and columns of an enlarged image.
-    top = row - 1 + phase // 2
-    left = column - 1 + phase % 2
+    first_row = row - 1 + phase // 2
+    first_column = column - 1 + phase % 2
 
     sums = tl.zeros((PIXELS, FILTERS), tl.float32)
     for step in range(0, SIDE * SIDE * DEPTH):
         place = step // DEPTH
-        pixels = x.load([image, top + place // SIDE, left + place % SIDE, step % DEPTH * CHANNELS])
+        pixels = x.load([image, first_row + place // SIDE, first_column + place % SIDE, step % DEPTH * CHANNELS])
         filters = weight.load([phase * OUT + first, step * CHANNELS])
         sums = tl.dot(tl.reshape(pixels, (PIXELS, CHANNELS)), tl.trans(filters), sums)
     channel = first + tl.arange(0, FILTERS)

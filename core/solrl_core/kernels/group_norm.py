@@ -50,11 +50,11 @@ def group_norm_silu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: f
     out = _out(x)
     count, channels, height, width = x.shape
     pixels, x = height * width, rows(x)
-    parts, each = triton.cdiv(pixels, _PART), max(1, _ELEMENTS // channels)
+    parts, block_pixels = triton.cdiv(pixels, _PART), max(1, _ELEMENTS // channels)
     # Of each group's values in a part of an image: mean, sum of squared deviations from it, and number.
     moments = torch.empty(count, parts, 3, groups, device=x.device)
     _moments[(parts, count)](
-        x, moments, pixels, CHANNELS=channels, GROUPS=groups, PART=_PART, PIXELS=each, num_warps=_WARPS
+        x, moments, pixels, CHANNELS=channels, GROUPS=groups, PART=_PART, PIXELS=block_pixels, num_warps=_WARPS
     )
     affine = torch.empty(count, 2, channels, device=x.device)
     per_program = min(groups, _GROUPS)
@@ -71,13 +71,13 @@ def group_norm_silu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: f
         ROWS=min(triton.next_power_of_2(parts), _ELEMENTS // per_program),
         num_warps=_WARPS,
     )
-    _normalize[(triton.cdiv(pixels, each), count)](
+    _normalize[(triton.cdiv(pixels, block_pixels), count)](
         x,
         affine,
         rows(out),
         pixels,
         CHANNELS=channels,
-        PIXELS=each,
+        PIXELS=block_pixels,
         EXACT=x.dtype == torch.float32,
         num_warps=_WARPS,
     )
@@ -94,27 +94,27 @@ def _moments(
     image = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
     x += (image * pixels + part * PART) * CHANNELS + channel
-    left = tl.minimum(pixels - part * PART, PART)
+    part_pixels = tl.minimum(pixels - part * PART, PART)
     # Values are taken relative to the first pixel, so that the squares do not cancel.
     origin = tl.load(x).to(tl.float32)
     sums = tl.zeros((PIXELS, CHANNELS), tl.float32)
     squares = tl.zeros((PIXELS, CHANNELS), tl.float32)
     for begin in range(0, PART, PIXELS):
         pixel = begin + tl.arange(0, PIXELS)
-        inside = (pixel < left)[:, None]
+        inside = (pixel < part_pixels)[:, None]
         value = tl.load(x[None, :] + pixel[:, None] * CHANNELS, inside, 0).to(tl.float32)
         value = tl.where(inside, value - origin[None, :], 0)
         sums += value
         squares += value * value
     sums, squares = tl.sum(sums, 0), tl.sum(squares, 0)
-    means = tl.reshape(origin + sums / left, (GROUPS, EACH))
-    squares = tl.reshape(squares - sums * sums / left, (GROUPS, EACH))
+    means = tl.reshape(origin + sums / part_pixels, (GROUPS, EACH))
+    squares = tl.reshape(squares - sums * sums / part_pixels, (GROUPS, EACH))
     mean = tl.sum(means, 1) / EACH
     away = means - mean[:, None]
     to = moments + (image * tl.num_programs(0) + part) * 3 * GROUPS + tl.arange(0, GROUPS)
     tl.store(to, mean)
-    tl.store(to + GROUPS, tl.sum(squares, 1) + tl.sum(away * away, 1) * left)
-    tl.store(to + 2 * GROUPS, tl.zeros((GROUPS,), tl.float32) + left * EACH)
+    tl.store(to + GROUPS, tl.sum(squares, 1) + tl.sum(away * away, 1) * part_pixels)
+    tl.store(to + 2 * GROUPS, tl.zeros((GROUPS,), tl.float32) + part_pixels * EACH)
 
 
 @triton.jit

@@ -66,19 +66,19 @@ def _attend_scale(x: Tensor, weight: Tensor | None, out: Tensor) -> None:
     batch, tokens, channels = out.shape
     heads = channels // HEAD_SIZE
     target_splits = min(_MOST_SPLITS, max(1, _PROGRAMS // (batch * heads)), triton.cdiv(tokens, 2 * _TOKENS))
-    each = triton.cdiv(triton.cdiv(tokens, target_splits), _TOKENS) * _TOKENS
-    splits = triton.cdiv(tokens, each)
+    per_split = triton.cdiv(triton.cdiv(tokens, target_splits), _TOKENS) * _TOKENS
+    splits = triton.cdiv(tokens, per_split)
     sums = torch.empty(batch, heads, splits, HEAD_SIZE + 1, HEAD_SIZE, dtype=torch.float32, device=x.device)
     grid = (heads, splits, batch)
     sizes = {"SIZE": HEAD_SIZE, "TOKENS": _TOKENS, "PROJECT": weight is not None, "num_warps": 4, "num_stages": 3}
     projection = x if weight is None else weight
-    _sum[grid](x, projection, sums, tokens, each, **sizes)
-    _attend[grid](x, projection, sums, out, tokens, each, out.stride(0), out.stride(1), SPLITS=splits, **sizes)
+    _sum[grid](x, projection, sums, tokens, per_split, **sizes)
+    _attend[grid](x, projection, sums, out, tokens, per_split, out.stride(0), out.stride(1), SPLITS=splits, **sizes)
 
 
 @triton.jit
-def _sum(x, weight, sums, tokens, each, SIZE: tl.constexpr, TOKENS: tl.constexpr, PROJECT: tl.constexpr):
-    """Sum relu(key)ᵀ · value and relu(key) over `each` tokens of one head.
+def _sum(x, weight, sums, tokens, per_split, SIZE: tl.constexpr, TOKENS: tl.constexpr, PROJECT: tl.constexpr):
+    """Sum relu(key)ᵀ · value and relu(key) over `per_split` tokens of one head.
 
     The sums of the keys are a product with ones, so they need no reduction.
     """
@@ -93,7 +93,7 @@ def _sum(x, weight, sums, tokens, each, SIZE: tl.constexpr, TOKENS: tl.constexpr
     products = tl.zeros((SIZE, SIZE), tl.float32)
     norms = tl.zeros((SIZE, SIZE), tl.float32)
     x += image * tokens * channels + head * 3 * SIZE + i[None, :]
-    for begin in range(split * each, tl.minimum(tokens, (split + 1) * each), TOKENS):
+    for begin in range(split * per_split, tl.minimum(tokens, (split + 1) * per_split), TOKENS):
         token = (begin + tl.arange(0, TOKENS))[:, None]
         at = x + token.to(tl.int64) * channels
         key = tl.trans(relu(_project(tl.load(at + SIZE, token < tokens, 0), key_weight, PROJECT)))
@@ -113,7 +113,7 @@ def _attend(
     sums,
     out,
     tokens,
-    each,
+    per_split,
     image_stride,
     token_stride,
     SPLITS: tl.constexpr,
@@ -121,7 +121,7 @@ def _attend(
     TOKENS: tl.constexpr,
     PROJECT: tl.constexpr,
 ):
-    """Attend with `each` queries of one head."""
+    """Attend with `per_split` queries of one head."""
     head = tl.program_id(0)
     split = tl.program_id(1)
     image = tl.program_id(2).to(tl.int64)
@@ -139,7 +139,7 @@ def _attend(
     norms_high, norms_low = halves(norms, x.dtype.element_ty)
     x += image * tokens * channels + head * 3 * SIZE + i[None, :]
     out += image * image_stride + head * SIZE + i[None, :]
-    for begin in range(split * each, tl.minimum(tokens, (split + 1) * each), TOKENS):
+    for begin in range(split * per_split, tl.minimum(tokens, (split + 1) * per_split), TOKENS):
         token = (begin + tl.arange(0, TOKENS))[:, None]
         here = token < tokens
         query = relu(_project(tl.load(x + token.to(tl.int64) * channels, here, 0), query_weight, PROJECT))

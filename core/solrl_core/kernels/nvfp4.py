@@ -77,12 +77,12 @@ def _at_most(v, limit):
 
 
 @triton.jit
-def _nearest(v, least, most, to_constant):
+def _nearest(v, lowest, highest, to_constant):
     """Round to the nearest number of a small format by float32's own rounding, as `_round_to_e2m1_` does.
 
-    `least` and `most` are the bits of the format's lowest and highest powers of two between which its spacing grows.
+    `lowest` and `highest` are bits of the format's lowest and highest powers of two between which its spacing grows.
     `to_constant` added to the bits of 2**e gives 1.5 · 2**(e + k), whose spacing is the format's at 2**e.
     """
     bits = v.to(tl.int32, bitcast=True) & 0x7F800000
-    constant = (tl.minimum(tl.maximum(bits, least), most) + to_constant).to(tl.float32, bitcast=True)
+    constant = (tl.minimum(tl.maximum(bits, lowest), highest) + to_constant).to(tl.float32, bitcast=True)
     return v + constant - constant

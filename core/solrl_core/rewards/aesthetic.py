@@ -91,7 +91,7 @@ def head_at(path: str) -> nn.Sequential:
 
     tensors = read_checkpoint(path)
     named = re.compile(r"layers\.(\d+)\.(?:weight|bias)")
-    numbers = sorted({int(found[1]) for name in tensors if (found := named.fullmatch(name))})
+    numbers = sorted({int(match[1]) for name in tensors if (match := named.fullmatch(name))})
     expected = {f"layers.{number}.{kind}" for number in numbers for kind in ("weight", "bias")}
     wrong = expected ^ tensors.keys()
     if not numbers or wrong:
@@ -104,8 +104,8 @@ def head_at(path: str) -> nn.Sequential:
     try:
         head.load_state_dict(
             {
-                f"{at}.{kind}": tensors[f"layers.{number}.{kind}"].float()
-                for at, number in enumerate(numbers)
+                f"{position}.{kind}": tensors[f"layers.{number}.{kind}"].float()
+                for position, number in enumerate(numbers)
                 for kind in ("weight", "bias")
             }
         )

@@ -58,15 +58,15 @@ def first_failing(
     reward: Called, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> int | None:
     """Index of the first image that also fails by itself; None if only the whole batch fails."""
-    for at in range(len(images)):
-        row = slice(at, at + 1)
+    for index in range(len(images)):
+        row = slice(index, index + 1)
         try:
             with calling():
                 reward(*copies(images[row], prompts[row], metadata[row]))
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            return at
+            return index
     return None
 
 
@@ -90,6 +90,6 @@ def checked_scores(name: str, scores: Any, prompts: Sequence[str]) -> torch.Tens
     values = scores.detach().to("cpu", torch.float32, copy=True)
     bad = (~torch.isfinite(values)).nonzero()
     if len(bad):
-        at = int(bad[0])
-        raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
+        index = int(bad[0])
+        raise RewardError(name, f"gave {values[index]} for image {index} of prompt {prompts[index]!r}")
     return values

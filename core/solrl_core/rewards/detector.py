@@ -101,10 +101,10 @@ class ColourNames:
 
     def of(self, image: Image.Image, name: str, objects: Sequence[DetectedObject]) -> list[str]:
         """Colour of each object of a class, one of `COLOURS`."""
-        crops = [image.crop(_box(one)) for one in objects]
+        crops = [image.crop(_box(detected)) for detected in objects]
         pixels = self._normalize(pil_squares(crops, self._side))
         features = image_features(self._model, pixels)
-        return [COLOURS[at] for at in (F.normalize(features, dim=-1) @ self._classifier(name).T).argmax(1).tolist()]
+        return [COLOURS[i] for i in (F.normalize(features, dim=-1) @ self._classifier(name).T).argmax(1).tolist()]
 
     def _make_classifier(self, name: str) -> Tensor:
         """Features [colours, D] of a class in each colour: means over the templates, of length 1."""
@@ -116,5 +116,5 @@ class ColourNames:
 
 def _box(detected: DetectedObject) -> tuple[int, int, int, int]:
     """The object's box in whole pixels, at least one of each side, however far it leaves the image."""
-    left, top = round(detected.left), round(detected.top)
-    return left, top, max(round(detected.right), left + 1), max(round(detected.bottom), top + 1)
+    x, y = round(detected.left), round(detected.top)
+    return x, y, max(round(detected.right), x + 1), max(round(detected.bottom), y + 1)

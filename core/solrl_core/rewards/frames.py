@@ -31,8 +31,8 @@ class FrameRule(NamedTuple):
 
     def joined(self, scores: Tensor, clips: int) -> Tensor:
         """Scores [N] of clips from the scores [N · n] of their frames."""
-        each = scores.view(clips, -1)
-        return each.mean(1) if self.over_frames == "mean" else each.amin(1)
+        by_clip = scores.view(clips, -1)
+        return by_clip.mean(1) if self.over_frames == "mean" else by_clip.amin(1)
 
 
 def frame_rule(options: Mapping[str, Any]) -> tuple[FrameRule, dict[str, Any]]:

@@ -46,10 +46,10 @@ class _Counting:
         if len(self._likeliest) == _COUNTED:
             return
         self._likeliest.append(score)
-        if len(self._likeliest) == _COUNTED and (most := max(self._likeliest)) <= self._threshold:
+        if len(self._likeliest) == _COUNTED and (likeliest := max(self._likeliest)) <= self._threshold:
             logger.warning(
                 f"geneval: 0 of {_COUNTED} images of counting prompts have any object above counting_threshold "
-                f"{self._threshold:g}, so none counts; the likeliest has {most:.2f}: give the reward's option "
+                f"{self._threshold:g}, so none counts; the likeliest has {likeliest:.2f}: give the reward's option "
                 "counting_threshold what suits the detector, or the images show nothing that it knows"
             )
 
@@ -133,7 +133,7 @@ class GenEval:
 
         objects = self._detector.find(image, min(self._thresholds.values()))
         if metadata.get("tag") == COUNTING:
-            self._counting.add(max((one.score for one in objects), default=0.0))
+            self._counting.add(max((detected.score for detected in objects), default=0.0))
         return is_correct(kept_objects(objects, metadata, **self._thresholds), metadata, colours)
 
     def _check(self, metadata: Mapping[str, Any]) -> None:

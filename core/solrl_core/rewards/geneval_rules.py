@@ -97,7 +97,7 @@ def _matches(
         return True
     relation, index = requirement["position"]
     targets = groups[index]
-    return targets is not None and all(relation in relations(one, other) for one in group for other in targets)
+    return targets is not None and all(relation in relations(box, target) for box in group for target in targets)
 
 
 def relations(subject: DetectedObject, other: DetectedObject) -> set[str]:

@@ -38,8 +38,8 @@ def short_side_then_centre(images: torch.Tensor, side: int) -> torch.Tensor:
     size = shape_with_short_side(height, width, side)
     if size != (height, width):
         images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
-    top, left = centre(*size, side)
-    return images[..., top : top + side, left : left + side]
+    y, x = centre(*size, side)
+    return images[..., y : y + side, x : x + side]
 
 
 def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
@@ -84,9 +84,9 @@ def pil_squares(images: Iterable[Image.Image], side: int) -> torch.Tensor:
     squares = []
     for image in images:
         height, width = shape_with_short_side(image.height, image.width, side)
-        top, left = centre(height, width, side)
+        y, x = centre(height, width, side)
         resized = image.resize((width, height), Image.Resampling.BICUBIC)
-        squares.append(np.asarray(resized.crop((left, top, left + side, top + side))))
+        squares.append(np.asarray(resized.crop((x, y, x + side, y + side))))
     return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).float() / 255
 
 

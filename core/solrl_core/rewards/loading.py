@@ -176,8 +176,8 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     return dict(content)
 
 
-def listed(names: Any, most: int = 5) -> str:
-    """The first `most` of some names in alphabetical order, and the number of remaining ones."""
+def listed(names: Any, limit: int = 5) -> str:
+    """The first `limit` of some names in alphabetical order, and the number of remaining ones."""
     names = sorted(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

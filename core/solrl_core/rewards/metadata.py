@@ -22,12 +22,12 @@ def objects_of(metadata: Mapping[str, Any], name: str) -> list[Mapping[str, Any]
     if not isinstance(items, list) or len(items) > MOST_ITEMS:
         got = f"{len(items)} items" if isinstance(items, list) else items
         refuse(where, got, f'a list of at most {MOST_ITEMS} objects, such as [{{"class": "dog", "count": 1}}]')
-    for at, item in enumerate(items):
+    for index, item in enumerate(items):
         if not isinstance(item, Mapping) or not isinstance(item.get("class"), str):
-            refuse(f"{where}.{at}", item, 'an object with a class, such as {"class": "dog", "count": 1}')
+            refuse(f"{where}.{index}", item, 'an object with a class, such as {"class": "dog", "count": 1}')
         count = item.get("count")
         if not _is_whole(count) or not 1 <= count <= MOST_COUNT:
-            refuse(f"{where}.{at}.count", count, f"a whole number from 1 to {MOST_COUNT}")
+            refuse(f"{where}.{index}.count", count, f"a whole number from 1 to {MOST_COUNT}")
     return items
 
 

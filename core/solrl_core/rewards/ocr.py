@@ -131,17 +131,17 @@ class Ocr:
         """
         if not len(images) == len(prompts) == len(metadata):
             raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        targets = [wanted_text(prompt, one) for prompt, one in zip(prompts, metadata, strict=True)]
+        targets = [wanted_text(prompt, row) for prompt, row in zip(prompts, metadata, strict=True)]
         read = self.read(as_bytes(images))
         return torch.tensor([closeness(*pair) for pair in zip(read, targets, strict=True)], dtype=torch.float32)
 
     def read(self, images: torch.Tensor) -> list[str]:
         """Text in each image, uint8 [N, H, W, 3], its lines joined."""
-        pixels = [one.flip(-1).numpy() for one in images]  # as OpenCV has them: blue, green, red
+        pixels = [image.flip(-1).numpy() for image in images]  # as OpenCV has them: blue, green, red
         with self._reading:
             if self._line:
                 return list(self._engine.recognize_txt(pixels).txts) if pixels else []
-            return ["".join(self._engine(one).txts or ()) for one in pixels]
+            return ["".join(self._engine(image).txts or ()) for image in pixels]
 
 
 def closeness(read: str, target: str) -> float:
@@ -156,7 +156,7 @@ def closeness(read: str, target: str) -> float:
 def _folded(text: str) -> str:
     """The visible characters of a text, in a form that is equal for texts that `closeness` takes for equal."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text.translate(_ALIKE)).casefold())
-    return "".join(one for one in folded if not (one.isspace() or unicodedata.category(one) == "Cf"))
+    return "".join(letter for letter in folded if not (letter.isspace() or unicodedata.category(letter) == "Cf"))
 
 
 def edit_distance(source: str, target: str) -> int:

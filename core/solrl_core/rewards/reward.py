@@ -87,12 +87,12 @@ def require_all_judgeable(rewards: Mapping[str, Any], prompts: Iterable[tuple[st
     Raises:
         PromptError: names the reward; `where` begins with the prompt's number, such as `3.metadata.text`.
     """
-    for at, (text, metadata) in enumerate(prompts):
+    for index, (text, metadata) in enumerate(prompts):
         for name, reward in rewards.items():
             try:
                 require_judgeable(reward, text, metadata)
             except PromptError as error:
-                fields = error.fields | {"where": f"{at}.{error.where}" if error.where else str(at)}
+                fields = error.fields | {"where": f"{index}.{error.where}" if error.where else str(index)}
                 raise PromptError(f"reward {name!r} cannot judge by the prompt: {error.detail}", **fields) from None
 
 
@@ -386,8 +386,8 @@ class RewardSet:
             except BaseException as error:  # a reward's package may end its thread, or the program by sys.exit
                 if is_interrupt(error):
                     raise
-                at = first_failing(reward, *inputs)
-                which = f"{len(inputs[1])} images" if at is None else f"image {at} of prompt {inputs[1][at]!r}"
+                index = first_failing(reward, *inputs)
+                which = f"{len(inputs[1])} images" if index is None else f"image {index} of prompt {inputs[1][index]!r}"
                 logger.error("reward %r failed on %s", name, which, exc_info=error)
                 raise RewardError(name, f"failed on {which}: {described(error)}") from error
             on_scored(name, time.monotonic() - began)

@@ -138,7 +138,7 @@ class _Path:
     def refined(self) -> "_Path | None":
         """The path after a Gauss-Newton round over all coefficients and noise levels; None if it is not better."""
         end = weigh(self.solver.x0_coeffs[-1], self.parts[-1])
-        columns = [(found - end) / _NUDGE for found in (*self._with_other_steps(), *self._with_other_sigmas())]
+        columns = [(latents - end) / _NUDGE for latents in (*self._with_other_steps(), *self._with_other_sigmas())]
         changes = iter(_least_squares((*columns, *self.parts[-1]), self.examples.latents[-1] - end, _DAMPING))
         step_coeffs = [tuple(weight + next(changes) for weight in row) for row in self.solver.step_coeffs]
         first, *others = self.solver.sigmas

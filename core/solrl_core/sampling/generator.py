@@ -200,8 +200,8 @@ class Generator:
 
 def decode_in_batches(backbone: PipelineBackbone, latents: Tensor, batch_limit: int = CHUNK_SIZE) -> Tensor:
     """Decode latents [N, ...] to images or clips, at most `batch_limit` at a time; see `PipelineBackbone.decode`."""
-    most = max(1, _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
-    cut = padded_batches(len(latents), min(batch_limit, most), latents.device)
+    pixel_limit = max(1, _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
+    cut = padded_batches(len(latents), min(batch_limit, pixel_limit), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
     parts = map_in_threads(torch.inference_mode()(backbone.decode), rows, latents.device)
     return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])

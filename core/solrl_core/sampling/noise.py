@@ -92,7 +92,7 @@ def check_noise_contract(theirs: NoiseContract) -> None:
     offs = [abs(a - b) for a, b in zip(theirs.probe, ours.probe, strict=False)]
     off = max(offs, default=float("inf"))
     # Not max(): NaN compares false with everything.
-    if len(theirs.probe) != len(ours.probe) or not all(one <= PROBE_TOLERANCE for one in offs):
+    if len(theirs.probe) != len(ours.probe) or not all(difference <= PROBE_TOLERANCE for difference in offs):
         raise MismatchError(
             "noise",
             "the service draws different noise from the same seed, so its seeds give different images here",
