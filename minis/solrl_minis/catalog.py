@@ -10,9 +10,9 @@ mini_sana = partial(Path, WEIGHTS, "mini-sana")
 mini_sd3 = partial(Path, WEIGHTS, "mini-sd3")
 mini_flux = partial(Path, WEIGHTS, "mini-flux")
 mini_text = partial(Path, WEIGHTS, "mini-text")
-"""Of a Stable Diffusion 3 that writes words."""
+"""A Stable Diffusion 3 that writes words."""
 mini_wan = partial(Path, WEIGHTS, "mini-wan")
-"""Of a model that makes clips."""
+"""A model that makes clips."""
 
 # Prompts, with the metadata that the world's rewards read.
 prompts = partial(Path, _HERE, "prompts")

@@ -121,16 +121,17 @@ def shows(objects: Sequence[ReadObject], metadata: Mapping[str, Any]) -> bool:
     check_metadata(metadata)
     include = metadata["include"]
     expected = Counter((item["color"], item["class"]) for item in include for _ in range(item["count"]))
-    if any(one.confidence < CONFIDENT for one in objects) or Counter((o.colour, o.shape) for o in objects) != expected:
+    combinations = [(detected.colour, detected.shape) for detected in objects]
+    if any(detected.confidence < CONFIDENT for detected in objects) or Counter(combinations) != expected:
         return False
-    read_as = {(one.colour, one.shape): one for one in objects}
+    read_as = dict(zip(combinations, objects, strict=True))
     for item in include:
         subject = read_as[item["color"], item["class"]]
         if "size" in item and (subject.side >= LARGE_FROM) != (item["size"] == "large"):
             return False
         if "position" in item:
-            relation, of = item["position"]
-            anchor = read_as[include[of]["color"], include[of]["class"]]
+            relation, index = item["position"]
+            anchor = read_as[include[index]["color"], include[index]["class"]]
             if not _is(relation, subject.x - anchor.x, subject.y - anchor.y):
                 return False
     return True
@@ -202,5 +203,5 @@ class Judge:
         if images.shape[-2:] != (SIDE, SIDE):
             raise ValueError(f"got images of {tuple(images.shape[-2:])} pixels; expected {SIDE} × {SIDE}")
         pixels = images.detach().to(self._device, torch.float32)
-        objects = [found for part in torch.split(pixels, _BATCH) for found in read(self._detector, part)]
-        return torch.tensor([float(shows(found, item)) for found, item in zip(objects, metadata, strict=True)])
+        detections = [objects for part in torch.split(pixels, _BATCH) for objects in read(self._detector, part)]
+        return torch.tensor([float(shows(objects, item)) for objects, item in zip(detections, metadata, strict=True)])

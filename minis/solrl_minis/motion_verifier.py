@@ -54,10 +54,10 @@ def check_motions(metadata: Mapping[str, Any]) -> None:
             objects is invalid.
     """
     check_metadata(metadata)
-    for at, item in enumerate(metadata["include"]):
+    for index, item in enumerate(metadata["include"]):
         for name, choices in (("motion", tuple(DIRECTIONS)), ("speed", SPEEDS)):
             if name in item:
-                require_one_of(f"metadata.include.{at}.{name}", item[name], choices)
+                require_one_of(f"metadata.include.{index}.{name}", item[name], choices)
     if metadata.get("tag") == "crossing" and len(metadata["include"]) != 2:
         refuse("metadata.include", f"{len(metadata['include'])} objects", "two objects, which cross")
 
@@ -89,7 +89,7 @@ def _way(frames: Sequence[Sequence[DetectedObject]], item: Mapping[str, Any]) ->
     """The item's place (x, y) in each frame; None if a frame does not show the item exactly once."""
     places = []
     for objects in frames:
-        matches = [one for one in objects if (one.colour, one.shape) == (item["color"], item["class"])]
+        matches = [match for match in objects if (match.colour, match.shape) == (item["color"], item["class"])]
         if len(matches) != 1:
             return None
         places.append((matches[0].x, matches[0].y))

@@ -161,8 +161,8 @@ def _position(objects: Sequence[DetectedObject], include: Sequence[Mapping[str, 
 
 
 def _relation_holds(objects: Sequence[DetectedObject], item: Mapping[str, Any], anchor: Mapping[str, Any]) -> bool:
-    def matching(thing: Mapping[str, Any]) -> list[DetectedObject]:
-        return [o for o in objects if (o.colour, o.shape) == (thing["color"], thing["class"])]
+    def matching(requirement: Mapping[str, Any]) -> list[DetectedObject]:
+        return [o for o in objects if (o.colour, o.shape) == (requirement["color"], requirement["class"])]
 
     relation = item["position"][0]
     for a in matching(item):

@@ -60,9 +60,9 @@ def at_most(entries: int) -> BeforeValidator:
     return BeforeValidator(lambda value: _counted(value, entries))
 
 
-def _counted(value: Any, most: int) -> Any:
-    if isinstance(value, Mapping) and len(value) > most:
-        raise ValueError(f"{len(value)} entries; expected at most {most}")
+def _counted(value: Any, limit: int) -> Any:
+    if isinstance(value, Mapping) and len(value) > limit:
+        raise ValueError(f"{len(value)} entries; expected at most {limit}")
     return value
 
 

@@ -24,8 +24,8 @@ _WORDS = {
 def invalid_request(all_errors: Sequence[Any]) -> Problem:
     """The problem of a request from pydantic's errors."""
     # pydantic also calls a tuple too short whose first item is wrong, because it stops there (`fail_fast`).
-    places = {one["loc"][:depth] for one in all_errors for depth in range(len(one["loc"]))}
-    errors = [one for one in all_errors if one["type"] != "too_short" or one["loc"] not in places]
+    places = {error["loc"][:depth] for error in all_errors for depth in range(len(error["loc"]))}
+    errors = [error for error in all_errors if error["type"] != "too_short" or error["loc"] not in places]
     first = errors[0]
     if first["type"] == "json_invalid":
         where, *at = first["loc"] or ("request",)

@@ -46,8 +46,8 @@ class AdapterRef(Message):
 def _small(value: dict[str, Any]) -> dict[str, Any]:
     level: list[Any] = [value]
     for _ in range(MAX_METADATA_DEPTH + 1):
-        nested = [one for one in level if isinstance(one, dict | list)]
-        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+        nested = [node for node in level if isinstance(node, dict | list)]
+        level = [child for node in nested for child in (node.values() if isinstance(node, dict) else node)]
     if nested:
         raise ValueError(f"metadata is nested more than {MAX_METADATA_DEPTH} deep; flatten it")
     try:

@@ -10,7 +10,7 @@ One image in batches of 1 to 64 gave cosines of CLIP that differed by at most 8e
 (ViT-L/14 and ViT-H/14 with random weights, and two miniatures, on an H100), which is 4e-6 of a cosine of 0.2; on a CPU,
 the miniatures' rewards by 1.3e-6 of their magnitude. Rewards of a prompt's different images differ by percents.
 """
-_OF_SPREAD = 1e-3
+_SPREAD_TOLERANCE = 1e-3
 """Rewards that differ by more than this share of their group's spread are not equal, however far from 0 they are."""
 
 
@@ -25,10 +25,10 @@ def merge_ties(rewards: Sequence[float]) -> list[float]:
     top, bottom = max(rewards), min(rewards)
     if top - bottom <= TIE_TOLERANCE * max(top, -bottom):
         return [top] * len(rewards)
-    values, most = list(rewards), _OF_SPREAD * (top - bottom)
+    values, largest_gap = list(rewards), _SPREAD_TOLERANCE * (top - bottom)
     for place in sorted(range(len(values)), key=values.__getitem__, reverse=True):
         value = values[place]
-        if top - value > min(most, TIE_TOLERANCE * max(abs(top), abs(value))):
+        if top - value > min(largest_gap, TIE_TOLERANCE * max(abs(top), abs(value))):
             top = value
         values[place] = top
     return values
@@ -49,9 +49,9 @@ def best_worst(rewards: Iterable[float], count: int) -> list[int]:
     values = [float(reward) for reward in rewards]
     if not 2 <= count <= len(values):
         raise ValueError(f"got count {count} of {len(values)} candidates; expected 2 to {len(values)}")
-    for at, value in enumerate(values):
+    for index, value in enumerate(values):
         if not math.isfinite(value):
-            raise ValueError(f"got reward {value} for candidate {at}; expected finite rewards")
+            raise ValueError(f"got reward {value} for candidate {index}; expected finite rewards")
     order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
     best = count // 2
     return [*order[:best], *order[len(order) - (count - best) :]]

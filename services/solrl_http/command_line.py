@@ -24,9 +24,9 @@ def parse_command(
     description: str,
     commands: Mapping[str, type[CommandT]],
     settings: type[HttpSettings],
-    words: list[str],
+    arguments: list[str],
 ) -> CommandT:
-    """The command that the words give; exits with 2 where they are not understood.
+    """The command that the arguments give; exits with 2 where they are not understood.
 
     Args:
         commands: by name. A command with the field `settings` has their options; the environment may set these, too.
@@ -35,18 +35,18 @@ def parse_command(
         ValueError: a setting is not valid.
     """
     defaults = from_environment(settings)
-    if words and (kind := commands.get(words[0])):
+    if arguments and (command_type := commands.get(arguments[0])):
         # By the parser of this command alone: it suggests no options of other commands.
-        name = f"{program} {words[0]}"
-        if any(field.name == "settings" for field in fields(kind)):  # type: ignore[arg-type]
-            return kind(parse_settings(defaults, name, str(kind.__doc__), words[1:]))  # type: ignore[call-arg]
-        return cast(CommandT, with_home(tyro.cli(kind, prog=name, args=words[1:])))
+        name, summary = f"{program} {arguments[0]}", str(command_type.__doc__)
+        if any(field.name == "settings" for field in fields(command_type)):  # type: ignore[arg-type]
+            return command_type(parse_settings(defaults, name, summary, arguments[1:]))  # type: ignore[call-arg]
+        return cast(CommandT, with_home(tyro.cli(command_type, prog=name, args=arguments[1:])))
     every: Any = reduce(or_, (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items()))
     command: CommandT = tyro.cli(
         every,
         prog=program,
         description=f"{description} `--version` prints the version.",
-        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
+        args=arguments if not arguments or arguments[0].startswith("-") else arguments[:1],  # --help hides the fault
     )
     return command
 
@@ -65,10 +65,10 @@ def from_environment(settings: type[SettingsT]) -> SettingsT:
         raise ValueError(f"in the environment, {error}: {error.__cause__}") from None
 
 
-def parse_settings(defaults: HttpT, program: str, description: str, words: list[str]) -> HttpT:
+def parse_settings(defaults: HttpT, program: str, description: str, arguments: list[str]) -> HttpT:
     """The settings that options give, as `defaults` without one; the help shows them by `groups`, the limits last.
 
-    Exits with 2 where the words are not understood.
+    Exits with 2 where the arguments are not understood.
 
     Raises:
         ValueError: a value is not valid.
@@ -82,7 +82,7 @@ def parse_settings(defaults: HttpT, program: str, description: str, words: list[
         default=options(**parts),
         prog=program,
         description=description,
-        args=words,
+        args=arguments,
         config=(tyro.conf.OmitArgPrefixes,),
     )
     values = {name: getattr(getattr(parsed, title), name) for title in groups for name in groups[title]}

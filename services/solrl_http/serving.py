@@ -195,11 +195,11 @@ async def run_server(server: uvicorn.Server, listener: socket.socket, service: S
     try:
         while not serving.done():
             await asyncio.wait([serving], timeout=_TICK_S)
-            left = max(0.0, deadline - loop.time())
-            drained = service.draining and (not server.server_state.tasks or not left)
+            remaining = max(0.0, deadline - loop.time())
+            drained = service.draining and (not server.server_state.tasks or not remaining)
             if (drained or service.dead) and not server.should_exit:
                 # For clients that are still reading their answers by then.
-                server.config.timeout_graceful_shutdown = math.ceil(min(left, grace))
+                server.config.timeout_graceful_shutdown = math.ceil(min(remaining, grace))
                 server.should_exit = True
         await serving
     finally:

@@ -127,8 +127,8 @@ class HttpSettings(BaseSettings):
 def require_within(settings: HttpSettings, *pairs: tuple[str, str]) -> None:
     """Raise ValueError if the first setting of a pair exceeds the second, its budget."""
     for name, bound in pairs:
-        if (largest := getattr(settings, name)) > (most := getattr(settings, bound)):
+        if (largest := getattr(settings, name)) > (budget := getattr(settings, bound)):
             raise ValueError(
-                f"{name} is {largest} and {bound} {most}: one of the largest size would always be refused; "
+                f"{name} is {largest} and {bound} {budget}: one of the largest size would always be refused; "
                 f"raise {bound}, or lower {name}"
             )

@@ -107,17 +107,17 @@ class Batcher:
     """
 
     def __init__(
-        self, rewards: RewardSet, device: torch.device, most: int, timeout: float, metrics: RewardMetrics
+        self, rewards: RewardSet, device: torch.device, batch_limit: int, timeout: float, metrics: RewardMetrics
     ) -> None:
         """Prepare the batcher; `run` scores.
 
         Args:
-            most: images of several requests in one batch.
+            batch_limit: images of several requests in one batch.
             timeout: most seconds of a reward, apart from the seconds that it waits for another service.
         """
         self._rewards = rewards
         self._device = device
-        self._most = most
+        self._batch_limit = batch_limit
         self._timeout = timeout
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
@@ -205,11 +205,11 @@ class Batcher:
         while not waiter.done():
             reward, since = progress.at
             limit = self._timeout + (self._rewards.max_latency_s(reward) or 0)
-            left = since + limit - time.monotonic()
-            if left <= 0:
+            remaining = since + limit - time.monotonic()
+            if remaining <= 0:
                 self._abandon(reward, call)
                 raise reward_stalled([reward], limit)
-            await asyncio.wait({waiter}, timeout=left)
+            await asyncio.wait({waiter}, timeout=remaining)
         return waiter.result()
 
     def _abandon(self, reward: str, call: "Future[Any]") -> None:
@@ -226,7 +226,7 @@ class Batcher:
         """The oldest request of the next tenant, and the requests after it that fit into its batch, up to the limit."""
         tenant = self._next_tenant()
         first = next(request for request in self._waiting if request.tenant == tenant)
-        batch, room = [first], self._most - len(first.images)
+        batch, room = [first], self._batch_limit - len(first.images)
         for request in self._waiting:
             if request is not first and request.images.fits(first.images) and len(request.images) <= room:
                 batch.append(request)

@@ -159,11 +159,11 @@ def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) ->
             expected=f"at most {most_queued} candidates per request",
             action="send fewer prompts at a time, or raise queue_limit or tenant_queue_limit of the service",
         )
-    kind, made = ("webp", "clips") if hosted.frames > 1 else ("png", "images")
+    kind, media = ("webp", "clips") if hosted.frames > 1 else ("png", "images")
     if request.images not in ("none", kind):
         raise ProblemError(
             ProblemKind.INVALID_REQUEST,
-            f"{hosted.name} makes {made}",
+            f"{hosted.name} makes {media}",
             where="body.images",
             got=request.images,
             expected=["none", kind],
@@ -176,17 +176,17 @@ def _check_images(request: RolloutRequest, hosted: ModelInfo, limit: int) -> Non
     if request.images == "none":
         return
     total = _candidates(request)
-    most = min(
+    room = min(
         MAX_ANSWER_PIXELS // (hosted.frames * hosted.height * hosted.width * 3),
         limit * total // max(1, answer_bytes(request, hosted)),
     )
-    if total > most:
+    if total > room:
         raise ProblemError(
             ProblemKind.TOO_MANY_CANDIDATES,
             "the request wants more images than fit into one answer",
             where="body.images",
             got=total,
-            expected=f"at most {most} {'clips' if hosted.frames > 1 else 'images'} of {size_text(hosted)} per request",
+            expected=f"at most {room} {'clips' if hosted.frames > 1 else 'images'} of {size_text(hosted)} per request",
             action="request images of fewer candidates at a time",
         )
 

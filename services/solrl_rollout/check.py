@@ -115,12 +115,10 @@ def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
         file = folder / "test.txt"
         rows = folder / "test_metadata.jsonl"
         if rows.is_file():
-            records = [parse_json(line, f"{rows}:{at}") for at, line in enumerate(read_lines(rows), 1) if line.strip()]
-            return [
-                PromptItem(id=str(at), text=row["prompt"], metadata=row) for at, row in enumerate(records[:count], 1)
-            ]
+            records = [parse_json(line, f"{rows}:{i}") for i, line in enumerate(read_lines(rows), 1) if line.strip()]
+            return [PromptItem(id=str(i), text=row["prompt"], metadata=row) for i, row in enumerate(records[:count], 1)]
     texts = [line.strip() for line in read_lines(file) if line.strip()][:count]
-    return [PromptItem(id=str(at), text=text) for at, text in enumerate(texts, 1)]
+    return [PromptItem(id=str(i), text=text) for i, text in enumerate(texts, 1)]
 
 
 def pipeline_difference(backbone: PipelineBackbone, prompt: PromptItem, steps: int) -> float:

@@ -50,6 +50,6 @@ def _limits(planned: MemoryPlan) -> Table:
     table = Table("GPU", "largest batch")
     table.columns[1].justify = "right"
     for size, (names, _) in GPUS.items():
-        most = planned.largest_batch(gpu_bytes(size) - RESERVED)
-        table.add_row(f"{size:g} GB ({names})", str(most) if most else "does not fit")
+        largest_batch = planned.largest_batch(gpu_bytes(size) - RESERVED)
+        table.add_row(f"{size:g} GB ({names})", str(largest_batch) if largest_batch else "does not fit")
     return table

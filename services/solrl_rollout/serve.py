@@ -29,7 +29,7 @@ def serve(settings: RolloutSettings) -> None:
 
 
 def _warn_of_password(settings: RolloutSettings, arguments: Sequence[str]) -> None:
-    by_option = any(one.partition("=")[0] == "--redis-url" for one in arguments)
+    by_option = any(argument.partition("=")[0] == "--redis-url" for argument in arguments)
     if by_option and settings.redis_url and urlsplit(settings.redis_url).password:
         logger.warning("other users can read the password in --redis-url; use --redis-url-file or SOLRL_REDIS_URL")
 

@@ -100,7 +100,7 @@ class Service(ServiceState):
         await asyncio.to_thread(check_prompts, request, hosted)
         reserve(answer_bytes(request, hosted.info))
         ref = request.adapter
-        info = next(one for one in hosted.info.precisions if one.precision == precision)
+        info = next(info for info in hosted.info.precisions if info.precision == precision)
         rewards = tuple(reward.name for reward in request.rewards)
         served = Served(
             model=request.model,

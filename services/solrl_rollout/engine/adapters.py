@@ -171,7 +171,7 @@ class Adapters:
         self._cached[content] = self._decoded[content] = adapter
         while len(self._cached) > 1 and (
             len(self._cached) > _CACHED_ADAPTERS
-            or sum(tensor.nbytes for one in self._cached.values() for tensor in one.tensors.values()) > _CACHED_BYTES
+            or sum(tensor.nbytes for lora in self._cached.values() for tensor in lora.tensors.values()) > _CACHED_BYTES
         ):
             self._cached.popitem(last=False)
         return adapter

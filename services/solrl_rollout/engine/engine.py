@@ -115,7 +115,7 @@ class WorkerHandle(ChunkQueue):
 
     def _servers(self, chunk: Chunk) -> frozenset[str]:
         job = chunk.job
-        served = next((one.remote_rewards for one in self.hosted if one.info.name == job.model), frozenset())
+        served = next((model.remote_rewards for model in self.hosted if model.info.name == job.model), frozenset())
         asks_builtin = any(name in served and name not in job.external_rewards for name in job.rewards)
         return job.run_servers | {BUILTIN_SERVERS} if asks_builtin else job.run_servers
 
@@ -206,7 +206,7 @@ class Engine:
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return [one for one, thread in zip(self._handles, self._threads, strict=False) if thread.is_alive()]
+        return [handle for handle, thread in zip(self._handles, self._threads, strict=False) if thread.is_alive()]
 
     def _run(self, handle: WorkerHandle) -> None:
         try:
@@ -224,7 +224,7 @@ class Engine:
         if all_loaded and self.scheduler.closing:
             self._ready.set_exception(EngineDeadError())
         elif all_loaded:
-            self._ready.set_result(describe({one.worker.name: one.hosted for one in self._handles}))
+            self._ready.set_result(describe({peer.worker.name: peer.hosted for peer in self._handles}))
         self._end(handle, self._supervise(handle))
 
     def _load(self, handle: WorkerHandle) -> bool:
@@ -235,11 +235,11 @@ class Engine:
         """
         hosted = handle.worker.load()
         with self._comparing:
-            other = next((one for one in self._handles if one.hosted), None)
-            if other is not None:
-                require_equal_models(handle.worker.name, hosted, other.worker.name, other.hosted)
+            loaded = next((peer for peer in self._handles if peer.hosted), None)
+            if loaded is not None:
+                require_equal_models(handle.worker.name, hosted, loaded.worker.name, loaded.hosted)
             handle.hosted = hosted
-            return all(one.hosted for one in self._handles)
+            return all(peer.hosted for peer in self._handles)
 
     def _supervise(self, handle: WorkerHandle) -> BaseException | None:
         """Run a worker until the engine closes, again after each death; returns the error that ended it for good."""
@@ -295,7 +295,7 @@ class Engine:
     def _set_serving(self, handle: WorkerHandle, serving: bool) -> None:
         with self.scheduler.changed:
             handle.serving = serving
-            self.scheduler.serving = sum(one.serving for one in self._handles)
+            self.scheduler.serving = sum(peer.serving for peer in self._handles)
         self._metrics.worker_up(handle.worker.name, serving)
 
     def _end(self, handle: WorkerHandle, error: BaseException | None) -> None:
@@ -303,13 +303,13 @@ class Engine:
         self._set_serving(handle, False)
         with self.scheduler.changed:
             handle.ended = True
-            if all(one.ended for one in self._handles):
+            if all(peer.ended for peer in self._handles):
                 self.scheduler.dead = True
-            left, handle.chunks = handle.chunks, []
+            unfinished, handle.chunks = handle.chunks, []
         if not self.scheduler.dead:
-            self.scheduler.put_back(left)
+            self.scheduler.put_back(unfinished)
         else:
-            for chunk in left:
+            for chunk in unfinished:
                 chunk.result.set_exception(ChunkFailedError() if isinstance(error, Exception) else EngineDeadError())
             for chunk in self.scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():

@@ -44,7 +44,7 @@ class OverviewCurves:
 
 def evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
     """Held-out evaluations by version, thinned."""
-    by_version = {one.version: one for point in points for one in point.held_out}
+    by_version = {evaluation.version: evaluation for point in points for evaluation in point.held_out}
     return tuple(by_version[version] for version in thinned(sorted(by_version)))
 
 
@@ -52,7 +52,7 @@ def newest_evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
     """The first and the last held-out evaluation, of their first reward alone."""
     held_out = evaluations(points)
     ends = (held_out[0], held_out[-1]) if len(held_out) > 1 else held_out
-    return tuple(one.model_copy(update={"rewards": dict([next(iter(one.rewards.items()))])}) for one in ends)
+    return tuple(end.model_copy(update={"rewards": dict([next(iter(end.rewards.items()))])}) for end in ends)
 
 
 def settings(points: Sequence[Point]) -> RunSettings | None:

@@ -201,7 +201,7 @@ class RolloutMetrics(RequestMetrics):
         yield from (share, lag, idle)
         memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "GPU memory by kind.", labels=["device", "kind"])
         with self._lock:
-            of_workers = [(name, *one) for name, kinds in self._worker_memory.items() for one in kinds.items()]
+            of_workers = [(name, *entry) for name, kinds in self._worker_memory.items() for entry in kinds.items()]
         for device, kind, size in (*gpu_memory(), *of_workers):
             memory.add_metric([device, kind], size)
         yield memory

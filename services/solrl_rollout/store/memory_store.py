@@ -49,7 +49,7 @@ class MemoryRunStore(RunStore):
         if same is not None:
             return same, False
         old = sorted([*run.versions, info.version])[: -self.retain]
-        size = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
+        size = sum(entry.size for entry in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
         if self.quota is not None and size > self.quota:
             raise quota_exceeded(info.run, info.version, size, self.quota)
         run.versions[info.version] = (info, body)

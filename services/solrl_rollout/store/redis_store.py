@@ -184,7 +184,7 @@ class RedisRunStore(RunStore):
                 log_damage(f"run {run!r}", str(error.problem.got))
             except RunNotFoundError:
                 pass  # deleted since
-        size = sum(info.size for one in listed for info in one.versions)
+        size = sum(info.size for run in listed for info in run.versions)
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
     async def sizes(self) -> dict[str, int]:
@@ -346,7 +346,7 @@ def number(text: bytes) -> int | None:
 
 def numbers(texts: Iterable[bytes]) -> list[int]:
     """The versions among fields of a run's hash, oldest first."""
-    return sorted(found for text in texts if (found := number(text)) is not None)
+    return sorted(version for text in texts if (version := number(text)) is not None)
 
 
 def head_of(run: str, text: bytes | None) -> int | None:

@@ -152,7 +152,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
         fault = f"the run's head is version {head} and version {version} is not stored"
         raise version_conflict(run, version, fault, got=version, expected=f"a version above {head}")
     if info.parent != head:
-        parent, newest = ("none" if one is None else f"version {one}" for one in (info.parent, head))
+        parent, newest = ("none" if ancestor is None else f"version {ancestor}" for ancestor in (info.parent, head))
         raise ProblemError(
             ProblemKind.PARENT_CONFLICT,
             f"version {version} of run {run!r} was trained from {parent}; the run's head is {newest}",

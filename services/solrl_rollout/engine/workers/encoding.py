@@ -70,7 +70,7 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
         "rewards": list(scored.rewards),
         "images": None if images is None else len(images),
         "elapsed": time.monotonic() - scored.started_at,
-        "times": {name: one.model_dump() for name, one in scored.times.items()},
+        "times": {name: spent.model_dump() for name, spent in scored.times.items()},
     }
     return header, save(tensors)
 
@@ -83,7 +83,7 @@ def decode_scored(header: Header, body: bytes) -> ScoredChunk:
         rewards={name: tensors[f"reward.{name}"] for name in header["rewards"]},
         images=None if images is None else [tensors[f"image.{i}"].numpy().tobytes() for i in range(images)],
         started_at=time.monotonic() - header["elapsed"],
-        times={name: RewardTime.model_validate(one) for name, one in header["times"].items()},
+        times={name: RewardTime.model_validate(spent) for name, spent in header["times"].items()},
     )
 
 

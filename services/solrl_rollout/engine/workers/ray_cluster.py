@@ -60,7 +60,7 @@ class RayCluster:
         _join(settings)
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         nodes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
-        gpus = sum(own for _, own in nodes)
+        gpus = sum(count for _, count in nodes)
         threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
         self.nodes = len(nodes)
         self.device = settings.device if settings.device != "auto" else "cuda" if gpus else "cpu"
@@ -69,7 +69,7 @@ class RayCluster:
             places, place = sum(cpus // self._threads for cpus, _ in nodes), f"{self._threads} CPUs each"
             needs = {"num_cpus": self._threads}
         else:
-            self._threads = threads or max(1, min((cpus // own for cpus, own in nodes if own), default=1))
+            self._threads = threads or max(1, min((cpus // count for cpus, count in nodes if count), default=1))
             places, place = gpus, "a GPU each"
             needs = {"num_cpus": 0, "num_gpus": 1}
         self.workers = settings.worker_number or (gpus if self.device == "cuda" else 0)
@@ -186,7 +186,7 @@ class RayConnection:
                 if not self._cluster.joined:
                     raise self._ended("this machine is no node of the Ray cluster any more") from error
                 logger.warning("worker %s waits for Ray to place it; `ray status` shows what is free", self._name)
-        addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
+        addresses = {entry["NodeID"]: entry["NodeManagerAddress"] for entry in ray.nodes()}
         logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
 
     def kill(self) -> None:

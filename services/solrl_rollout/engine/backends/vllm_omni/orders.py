@@ -49,7 +49,7 @@ def as_packed(trajectory: Trajectory) -> Packed:
 
 def from_packed(packed: Packed, solver: SolverSpec) -> Trajectory:
     """Unpack a trajectory of a kind of solver."""
-    made = make_solver(solver)
-    made.history = tuple(packed[f"history.{index}"] for index in range(len(packed) - 3))
-    made.sigma = packed["sigma"]
-    return Trajectory(packed["x"], made, packed["index"])
+    restored = make_solver(solver)
+    restored.history = tuple(packed[f"history.{index}"] for index in range(len(packed) - 3))
+    restored.sigma = packed["sigma"]
+    return Trajectory(packed["x"], restored, packed["index"])

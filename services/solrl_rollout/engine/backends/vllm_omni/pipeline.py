@@ -127,8 +127,8 @@ def _transformer(family: str, od_config: Any) -> nn.Module:
     arguments = get_transformer_config_kwargs(od_config.tf_model_config, kind)
     extra = {"od_config": od_config, "quant_config": od_config.quantization_config}
     accepted = extra.keys() & signature(kind).parameters
-    made: nn.Module = kind(**arguments, **{name: extra[name] for name in accepted})
-    return made
+    transformer: nn.Module = kind(**arguments, **{name: extra[name] for name in accepted})
+    return transformer
 
 
 class RolloutWorker(CustomPipelineWorkerExtension):  # type: ignore[misc]

@@ -45,7 +45,7 @@ def require_packages() -> None:
         except metadata.PackageNotFoundError:
             installed[name] = "no"
     if installed != VERSIONS:
-        needed, got = (" and ".join(f"{name} {one}" for name, one in pair.items()) for pair in (VERSIONS, installed))
+        needed, got = (" and ".join(map(" ".join, pair.items())) for pair in (VERSIONS, installed))
         raise RuntimeError(f"--engine vllm-omni needs {needed}, and found {got}: install both from {INSTALL}")
 
 
