@@ -86,7 +86,7 @@ def test_evaluations_and_settings_come_with_the_first_report_that_arrives(
 def test_a_refused_report_comes_again_without_settings_evaluations_and_samples(
     service: HostileService, notes: list[str]
 ) -> None:
-    pairs = compare_images(samples(), lambda *_: (torch.rand(2, 3, 8, 8), 0.0), prompts=1, each=1)
+    pairs = compare_images(samples(), lambda *_: (torch.rand(2, 3, 8, 8), 0.0), prompts=1, per_end=1)
     with reporting(service, [REFUSED, ARRIVED, ARRIVED, REFUSED, ARRIVED, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
         reporter.show_comparisons(0, samples(), pairs)

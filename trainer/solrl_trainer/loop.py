@@ -249,7 +249,7 @@ def begin_comparisons(
         pairs = None
         if session.world.rank == 0 and session.config.two_stage:
             try:
-                pairs = compare_images(samples, session.source.images_of, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
+                pairs = compare_images(samples, session.source.images_of, prompts=SHOWN_PROMPTS, per_end=SHOWN_EACH)
             except Exception as error:  # a training must not fail because of images for its report
                 logger.warning(f"the report does not show explored and regenerated images: {error}")
         log.comparisons_ready(iteration, samples, pairs)
@@ -308,7 +308,7 @@ def _record(
         "train": log.elapsed("train"),
     }
     # Each reward's values in the groups that have it.
-    rewards = {name: own[~own.isnan().any(1)] for name, own in samples.rewards.items()}
+    rewards = {name: scores[~scores.isnan().any(1)] for name, scores in samples.rewards.items()}
     return IterationRecord(
         iteration=iteration,
         explored_version=exploration.version,
@@ -318,7 +318,7 @@ def _record(
         spearman=log.spearman.get(iteration),
         score=spread_of(samples.scores),
         without_spread=share_without_spread(values),
-        rewards={name: spread_of(own) for name, own in rewards.items() if len(own)},
+        rewards={name: spread_of(scores) for name, scores in rewards.items() if len(scores)},
         shares=_shares(config, samples),
         weights=mean_weights(samples.prompts, config.rewards),
         digest=digest,

@@ -114,9 +114,9 @@ def verdict(
     measured: Sequence[MeasuredPlan], chosen: MeasuredPlan | None, reference: Plan, minimum: float
 ) -> list[str]:
     """How sure the decision is, in sentences."""
-    few = few_prompts_text(len(measured[0].times))
+    caution = few_prompts_text(len(measured[0].times))
     lines = _none_chosen(measured, minimum) if chosen is None else _chosen(measured, chosen, reference, minimum)
-    return [*lines, *([few] if few else [])]
+    return [*lines, *([caution] if caution else [])]
 
 
 def _chosen(measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, reference: Plan, minimum: float) -> list[str]:

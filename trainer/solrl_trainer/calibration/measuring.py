@@ -67,8 +67,8 @@ class PlanBenchmark:
         for row, prompt in enumerate(self._local):
             for place in range(len(plans)) if row % 2 == 0 else reversed(range(len(plans))):
                 scores[row, place], seconds[row, place] = self._group(plans[place], prompt)
-        scores, seconds = (gather_rows(own, self._world) for own in (scores, seconds))
-        return [Observed(plan, scores[:, at], seconds[:, at].numpy()) for at, plan in enumerate(plans)]
+        scores, seconds = (gather_rows(rows, self._world) for rows in (scores, seconds))
+        return [Observed(plan, scores[:, index], seconds[:, index].numpy()) for index, plan in enumerate(plans)]
 
     def steps(self, plans: Sequence[Plan], true: Plan) -> int:
         """Solver steps of this rank's candidates for `scores` of the true plan and `measure`."""

@@ -94,8 +94,8 @@ def calibrate(
     backbone = load_backbone(config.model, device=device, revision=config.revision, size=size)
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
     warn_of_long_prompts(backbone, {"training": measured_on})
-    if few := few_prompts_text(prompts):
-        logger.warning(few)
+    if caution := few_prompts_text(prompts):
+        logger.warning(caution)
     explore = config.explore
     seeds = {
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
@@ -117,10 +117,10 @@ def calibrate(
     generators |= {precision: Generator(backbone, precision) for precision in precisions if precision != "bf16"}
     observed = benchmark.measure(plans(config, precisions, solvers, limits))
     measured = assess(observed, true, explore.keep, reference)
-    for each in measured:
+    for plan in measured:
         logger.info(
-            f"{name(each.plan)}: {each.seconds:.2f} s per group, {each.cost.text('.2f')} of the reference; separation "
-            f"{each.separation.text('.3f')}, loss {each.loss.text('.3f')}"
+            f"{name(plan.plan)}: {plan.seconds:.2f} s per group, {plan.cost.text('.2f')} of the reference; separation "
+            f"{plan.separation.text('.3f')}, loss {plan.loss.text('.3f')}"
         )
     chosen = cheapest(measured, minimum)
     conclusion = verdict(measured, chosen, reference, minimum)

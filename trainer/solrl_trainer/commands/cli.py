@@ -94,10 +94,10 @@ def _dispatch(command: Command) -> int:
         case Prompts():
             from solrl_trainer.commands.import_prompts import import_prompts
 
-            made = import_prompts(
+            notes = import_prompts(
                 command.files, command.output, key=command.key, test=command.test, test_file=command.test_file
             )
-            print("\n".join(made))
+            print("\n".join(notes))
         case Presets():
             from solrl_trainer.settings.presets import print_presets
 
@@ -193,8 +193,8 @@ def _resolve(command: Run) -> "Resolved":
 
     if command.resume is None:
         options = {"--checkpoint": command.checkpoint is not None, "--allow-change": bool(command.allow_change)}
-        for option, used in options.items():
-            if used:
+        for option, is_set in options.items():
+            if is_set:
                 raise ValueError(f"got {option} without --resume; expected --resume FOLDER with it")
     if command.resume is not None and command.output not in (None, command.resume):
         raise ValueError(

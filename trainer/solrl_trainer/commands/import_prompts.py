@@ -57,7 +57,7 @@ class Imported:
         lines = [f"{numbers}, {len(self.dropped):,} dropped, {len(self.rows):,} prompts remain"]
         if self.renumbered:
             lines.append(f"  {self.renumbered:,} of the merged ones differ in their ids alone; the first remains")
-        lines += [f"  dropped {one}" for one in self.dropped[:_SHOWN]]
+        lines += [f"  dropped {row}" for row in self.dropped[:_SHOWN]]
         if (more := len(self.dropped) - _SHOWN) > 0:
             lines.append(f"  and {more:,} more")
         if self.negative:

@@ -123,7 +123,7 @@ def layout(config: RunConfig, options: Layout) -> None:
     console.print(_table(config, rates, every))
     advice = []
     for name, served in (("without a service", False), ("with a service", True)):
-        if best := next((one for one in every if bool(one.serving) == served), None):
+        if best := next((candidate for candidate in every if bool(candidate.serving) == served), None):
             advice += [
                 f"{name}, {_hours(config, rates, best):.3g} h per run:",
                 *_commands(config, best, runs, options.words),

@@ -71,8 +71,8 @@ def _gpu(gigabytes: float | None) -> tuple[int, Precision]:
 
 
 def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
-    each = f", each of {gpus} GPUs" if gpus > 1 else ""
-    return f"{config.preset}, {size_text(backbone)} px, micro-batches of {config.optimizer.batch}{each}"
+    per_gpu = f", each of {gpus} GPUs" if gpus > 1 else ""
+    return f"{config.preset}, {size_text(backbone)} px, micro-batches of {config.optimizer.batch}{per_gpu}"
 
 
 def _table(planned: RunMemory, layout: MemoryLayout, title: str) -> Table:

@@ -229,7 +229,7 @@ class Runs:
 
 
 Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Compare | Runs
-COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
+COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in get_args(Command)}
 
 
 def parse(words: list[str]) -> Command:

@@ -123,16 +123,16 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     for name in named:
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
     try_algorithm(config.algorithm, config.explore.keep)
-    both = (in_both(one.texts, other.texts, f"{one.path.name} or {other.path.name}") for one in train for other in test)
+    shared = (in_both(a.texts, b.texts, f"{a.path.name} or {b.path.name}") for a in train for b in test)
     for split in (*train, *test):
         check_known(split.prompts, config.rewards, str(split.path))
     for name, source in config.prompt_sources.items():
-        if unknown := next((one for one in source.rewards or () if one not in config.rewards), None):
+        if unknown := next((reward for reward in source.rewards or () if reward not in config.rewards), None):
             raise ValueError(
                 f"prompts: got the reward {unknown!r} of {name}{did_you_mean(unknown, config.rewards)}; expected some "
                 f"of the run's rewards: {', '.join(config.rewards)}"
             )
-    for note in filter(None, (*(split.repeated for split in (*train, *test)), *both)):
+    for note in filter(None, (*(split.repeated for split in (*train, *test)), *shared)):
         logger.warning(note)
 
 
@@ -141,18 +141,18 @@ def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
     per_iteration, train = config.explore.prompts, prompts_of_run(config.prompt_sources, "train")
     several = len(folders) > 1
     for folder, prompts, count in zip(folders, train.sources, train.counts(per_iteration), strict=True):
-        most = len(prompts)
+        available = len(prompts)
         share = f", of which its share is {count}" if several else ""
         if not count:
             raise ValueError(
                 f"explore.prompts is {per_iteration}{share}: no prompt of {folder}; expected more prompts per "
                 "iteration, or a larger share in prompts"
             )
-        if count > most:
+        if count > available:
             cure = "expected more prompts, or a smaller share in prompts"
             raise ValueError(
-                f"explore.prompts is {per_iteration}{share}, but {folder} has {most} train prompts; "
-                + (cure if several else f"expected at most {most}: --set explore.prompts={most}")
+                f"explore.prompts is {per_iteration}{share}, but {folder} has {available} train prompts; "
+                + (cure if several else f"expected at most {available}: --set explore.prompts={available}")
             )
 
 

@@ -53,10 +53,10 @@ def evaluate(
         if start % (_AHEAD * size) == 0:
             encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
         batch, own_seeds = zip(*pairs[start : start + size], strict=True)
-        made = sampler.sample(batch, own_seeds).images
-        for name, values in score_policy_images(scorer, names, made, batch, always)[0].items():
+        sampled = sampler.sample(batch, own_seeds).images
+        for name, values in score_policy_images(scorer, names, sampled, batch, always)[0].items():
             scores[name].append(values)
-        images.append(for_showing(made[-start % seeds :: seeds]).cpu())  # of each prompt's first seed
+        images.append(for_showing(sampled[-start % seeds :: seeds]).cpu())  # of each prompt's first seed
         progress(start + len(batch), len(pairs))
     return Evaluation(
         scores={name: gather_rows(torch.cat(values).view(len(part), seeds), world) for name, values in scores.items()},

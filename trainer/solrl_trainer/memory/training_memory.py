@@ -105,7 +105,7 @@ def plan_training(
             counted[kind] = _count(inner, args, kwargs)
         return counted[kind]
 
-    sizes = [[count_of(block.block, *each) for each in passes] for block, passes in calls.items()]
+    sizes = [[count_of(block.block, *call) for call in passes] for block, passes in calls.items()]
     kept = tuple(sum(kept for kept, _ in passes) for passes in sizes)
     inputs = tuple(sum(inputs for _, inputs in passes) for passes in sizes)
     return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))

@@ -124,9 +124,9 @@ def _rounded(a: Sequence[Tensor], b: Sequence[Tensor], dtype: torch.dtype) -> tu
     return low_a, low_b
 
 
-def _sum_of_outer(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ · right, accumulated and returned in float32."""
-    if left.device.type == "cuda":
-        product: Tensor = torch.mm(left.T, right, out_dtype=torch.float32)
+def _sum_of_outer(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀ · y, accumulated and returned in float32."""
+    if x.device.type == "cuda":
+        product: Tensor = torch.mm(x.T, y, out_dtype=torch.float32)
         return product
-    return left.T.float() @ right.float()
+    return x.T.float() @ y.float()

@@ -184,7 +184,7 @@ class Updater:
                 fixed[name] = map_in_threads(torch.no_grad()(velocity), parts, device)
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
-            velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
+            velocities = Velocities(velocity(parts[i]), {name: by_part[i] for name, by_part in fixed.items()})
             loss = loss_of(self.algorithm, batch.rows(parts[i]), velocities)
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share

@@ -47,22 +47,22 @@ def weights_per_prompt(
     prompts: Sequence[PromptItem], rewards: Mapping[str, float]
 ) -> Mapping[str, float | torch.Tensor]:
     """Trained reward → its weight for all prompts, or [prompts, 1] where prompts differ."""
-    each = [prompt_weights(prompt, rewards) for prompt in prompts]
-    if all(weights == each[0] for weights in each):
-        return each[0] if each else run_weights(rewards)
+    per_prompt = [prompt_weights(prompt, rewards) for prompt in prompts]
+    if all(weights == per_prompt[0] for weights in per_prompt):
+        return per_prompt[0] if per_prompt else run_weights(rewards)
     import torch
 
-    names = dict.fromkeys(name for weights in (run_weights(rewards), *each) for name in weights)
-    return {name: torch.tensor([[weights.get(name, 0.0)] for weights in each]) for name in names}
+    names = dict.fromkeys(name for weights in (run_weights(rewards), *per_prompt) for name in weights)
+    return {name: torch.tensor([[weights.get(name, 0.0)] for weights in per_prompt]) for name in names}
 
 
 def mean_weights(prompts: Sequence[PromptItem], rewards: Mapping[str, float]) -> dict[str, float]:
     """Mean weight of each trained reward over these prompts; {} if no prompt has weights of its own."""
-    each = [prompt_weights(prompt, rewards) for prompt in prompts]
-    if all(weights == run_weights(rewards) for weights in each):
+    per_prompt = [prompt_weights(prompt, rewards) for prompt in prompts]
+    if all(weights == run_weights(rewards) for weights in per_prompt):
         return {}
-    names = sorted({name for weights in each for name in weights})
-    return {name: math.fsum(weights.get(name, 0.0) for weights in each) / len(each) for name in names}
+    names = sorted({name for weights in per_prompt for name in weights})
+    return {name: math.fsum(weights.get(name, 0.0) for weights in per_prompt) / len(per_prompt) for name in names}
 
 
 def run_weights(rewards: Mapping[str, float]) -> dict[str, float]:
@@ -74,7 +74,7 @@ def group_indices(values: Iterable[Value]) -> list[tuple[Value, list[int]]]:
     """Each different value with its indices, in order of appearance: a, b, a → (a, [0, 2]), (b, [1])."""
     groups: list[tuple[Value, list[int]]] = []
     for row, value in enumerate(values):
-        rows = next((rows for known, rows in groups if known == value), None)
+        rows = next((rows for key, rows in groups if key == value), None)
         if rows is None:
             groups.append((value, [row]))
         else:

@@ -61,8 +61,8 @@ class Split:
         merged = self.rows - len(self.prompts)
         if not merged:
             return None
-        left = f"{merged:,} repeated prompts are left out, and {len(self.prompts):,} remain"
-        return f"{self.rows:,} prompts read from {self.path}: {left}"
+        outcome = f"{merged:,} repeated prompts are left out, and {len(self.prompts):,} remain"
+        return f"{self.rows:,} prompts read from {self.path}: {outcome}"
 
 
 def read_split(folder: Path, split: str) -> Split:

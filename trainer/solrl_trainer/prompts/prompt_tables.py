@@ -60,7 +60,7 @@ def prompts_of(rows: Iterable[Row], key: str | None = None) -> Iterator[PromptRo
 def _prompt_key(fields: Mapping[str, Any], place: str, key: str | None) -> str:
     if key is None:
         folded = {name.strip().lower(): name for name in reversed(list(fields))}
-        key = next((folded[one] for one in KEYS if one in folded), None)
+        key = next((folded[name] for name in KEYS if name in folded), None)
     if key is None or key not in fields:
         expected = f"{key!r}" if key else f"one of {', '.join(KEYS)}, or --key NAME"
         raise ValueError(f"{place}: got the fields {', '.join(map(str, fields)) or 'none'}; expected {expected}")

@@ -30,7 +30,7 @@ def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tu
             names = _pair(prompt) if kind == "pairs" else _image(prompt)
             if len(set(names)) < len(names):
                 raise _fault(prompt, f"names {names[0]!r} as the better and as the worse image; expected two images")
-            files[prompt.id] = tuple(_file(folder, one, prompt) for one in names)
+            files[prompt.id] = tuple(_file(folder, image, prompt) for image in names)
     return files
 
 

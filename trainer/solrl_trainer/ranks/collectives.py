@@ -54,12 +54,12 @@ class DistributedWorld(Communicator):
         length = torch.tensor([len(tensor)])
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         self._call(dist.all_gather, lengths, length)
-        longest = max(int(one) for one in lengths)
+        longest = max(map(int, lengths))
         padded = tensor.new_zeros(longest, *tensor.shape[1:])
         padded[: len(tensor)] = tensor
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         self._call(dist.all_gather, parts, padded)
-        return [part[: int(one)] for part, one in zip(parts, lengths, strict=True)]
+        return [part[: int(count)] for part, count in zip(parts, lengths, strict=True)]
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         sent = tensor.clone(memory_format=torch.contiguous_format)

@@ -67,7 +67,7 @@ class Heartbeat:
                 self._store.add(key, 0)
             while not self._closed.wait(_PERIOD):
                 self._store.add(self._keys[self._rank], 1)
-                for rank, count in enumerate(one.decode() for one in self._store.multi_get(self._keys)):
+                for rank, count in enumerate(reply.decode() for reply in self._store.multi_get(self._keys)):
                     if count == _SILENT or count != self._heard[rank][0]:
                         self._heard[rank] = (count, time.monotonic())
             self._store.set(self._keys[self._rank], _SILENT)

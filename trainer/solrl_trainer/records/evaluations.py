@@ -95,10 +95,10 @@ def compare(
     the reward. `READ_RIGHT` is the share of images in which `ocr` reads all of the text. The weights are of the trained
     rewards, as of `weights_per_prompt`; a sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
     """
-    first, second = (_with_read_right(one.scores) for one in (before, after))
+    first, second = (_with_read_right(evaluation.scores) for evaluation in (before, after))
     if len(weights) > 1 and weights.keys() <= first.keys():
-        trained = (weighted_sum({name: one[name].nan_to_num() for name in weights}, weights) for one in (first, second))
-        first, second = ({TRAINED_SUM: total, **one} for total, one in zip(trained, (first, second), strict=True))
+        sums = (weighted_sum({key: scores[key].nan_to_num() for key in weights}, weights) for scores in (first, second))
+        first, second = ({TRAINED_SUM: total, **scores} for total, scores in zip(sums, (first, second), strict=True))
     rows = {}
     for name, all_scores in first.items():
         having = ~all_scores.isnan().any(1)

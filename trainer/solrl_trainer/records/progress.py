@@ -89,10 +89,10 @@ class RichReporter(LiveLine):
 
     def progress(self, done: float, total: float) -> None:
         """So much of the phase is done."""
-        left = self._phase_left
-        self._show(within=left.text(done, total, brief=True))
-        if not self._is_live and left.line_is_due():
-            self.print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
+        time_left = self._phase_left
+        self._show(within=time_left.text(done, total, brief=True))
+        if not self._is_live and time_left.line_is_due():
+            self.print(f"{_LABELS.get(self._phase, self._phase)}: {time_left.text(done, total)}")
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
         """So many candidates of an iteration are explored, regenerated or trained."""

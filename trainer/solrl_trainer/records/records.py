@@ -81,11 +81,11 @@ class HeldOutRecord:
 
     def line(self) -> dict[str, Any]:
         """The evaluation's line of metrics.jsonl."""
-        means = {name: one.mean for name, one in self.rewards.items() if name != TRAINED_SUM or self.by_prompt}
+        means = {name: reward.mean for name, reward in self.rewards.items() if name != TRAINED_SUM or self.by_prompt}
         line = {"version": self.version, "images": self.images, "rewards": means}
         if not self.version:
             return line
-        ends = {end: {name: getattr(one, end) for name, one in self.rewards.items()} for end in ("low", "high")}
+        ends = {end: {name: getattr(reward, end) for name, reward in self.rewards.items()} for end in ("low", "high")}
         return line | ends
 
     def message(self) -> HeldOut:
@@ -154,7 +154,7 @@ class IterationRecord:
             "grad_norm_max": self.update.grad_norm_max,
             **_objective(self.update.figures),
             "seconds": dict(self.seconds),
-            "scoring": [one.model_dump() for one in self.scoring],
+            "scoring": [timing.model_dump() for timing in self.scoring],
         }
 
     def report(

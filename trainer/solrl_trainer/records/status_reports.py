@@ -133,7 +133,7 @@ class StatusReporter:
 
     def _fetch(self, iteration: int, samples: IterationSamples) -> None:
         try:
-            pairs = compare_images(samples, self._source().images_of, prompts=_PROMPTS, each=1)
+            pairs = compare_images(samples, self._source().images_of, prompts=_PROMPTS, per_end=1)
         except BaseException:
             self._images_due = self._clock() + _PAUSE_AFTER_FAILURE
             raise
@@ -197,7 +197,7 @@ def run_settings(config: RunConfig) -> RunSettings:
     values: dict[str, Any] = {}
     for name, value in config.model_copy(update=public).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
         section = isinstance(value, dict) and name != "rewards"
-        values |= {f"{name}.{key}": one for key, one in value.items()} if section else {name: value}
+        values |= {f"{name}.{key}": entry for key, entry in value.items()} if section else {name: value}
     shortened = {name: value_text(value, _VALUE_LENGTH) for name, value in values.items()}
     return RunSettings(trained=config.weights, values=shortened)
 

@@ -29,10 +29,10 @@ class TimeLeft:
         share = f"{done / total:.0%}".replace("%", " %")
         if not done:
             return share
-        left = (time.monotonic() - self._began) * (total - done) / done
-        ends = datetime.now() + timedelta(seconds=left)
+        seconds = (time.monotonic() - self._began) * (total - done) / done
+        ends = datetime.now() + timedelta(seconds=seconds)
         text = f"{share}, ends at {ends:%H:%M:%S}"
-        return text if brief else f"{text}, {duration_text(round(left))} left"
+        return text if brief else f"{text}, {duration_text(round(seconds))} left"
 
     def line_is_due(self) -> bool:
         """Whether the last plain line, or the beginning, is `LINE_EVERY` seconds ago; a line that is due counts."""

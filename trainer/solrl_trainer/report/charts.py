@@ -71,11 +71,11 @@ def line_chart(
     With `smooth`, long series are running means, with the values faintly behind; with `band`, the area between the
     first two lines is filled; with `large`, the chart is also drawn across the page.
     """
-    places = sorted({x for one in series for x in one.xs})
+    places = sorted({x for line in series for x in line.xs})
     tooltips = _tooltips(places, lambda place: f"{place:g}: {_values_at(series, place)}")
 
     def draw(axes: Any) -> None:
-        drawn = [_draw_line(axes, one, smooth) for one in series]
+        drawn = [_draw_line(axes, line, smooth) for line in series]
         if band:
             high, low = drawn[:2]
             axes.fill_between(
@@ -84,10 +84,10 @@ def line_chart(
 
     return Chart(
         label=label,
-        legend=[(one.name, one.colour) for one in series],
+        legend=[(line.name, line.colour) for line in series],
         drawings=_drawings(label, draw, tooltips, large=large),
-        smoothed=any(_smoothed(one, smooth) for one in series),
-        banded=any(one.interval is not None for one in series),
+        smoothed=any(_smoothed(line, smooth) for line in series),
+        banded=any(line.interval is not None for line in series),
     )
 
 
@@ -136,8 +136,8 @@ def _draw_line(axes: Any, series: Series, smooth: bool) -> Sequence[float]:
 
 
 def _values_at(series: Sequence[Series], place: float) -> str:
-    passed = [(one, bisect_right(one.xs, place) - 1) for one in series]
-    return ", ".join(f"{one.name} {one.values[i]:.4g}{_interval_text(one, i)}" for one, i in passed if i >= 0)
+    passed = [(line, bisect_right(line.xs, place) - 1) for line in series]
+    return ", ".join(f"{line.name} {line.values[i]:.4g}{_interval_text(line, i)}" for line, i in passed if i >= 0)
 
 
 def _interval_text(series: Series, i: int) -> str:

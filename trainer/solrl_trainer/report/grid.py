@@ -74,15 +74,15 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
     draw = ImageDraw.Draw(page)
     _headline(draw, name, about, gallery, count)
     for column in range(columns):
-        left = corner(column, size)[0]
-        for x, text in ((left, "before"), (left + wide + GAP, "after")):
+        left_edge = corner(column, size)[0]
+        for x, text in ((left_edge, "before"), (left_edge + wide + GAP, "after")):
             draw.text((x + wide / 2, HEADING), text, _DIM, _font(15, bold=True), anchor="ma")
     for index in range(count):
-        left, top = corner(index, size)
+        left_edge, top = corner(index, size)
         lines = _fit(gallery.prompts[index], 2 * wide + GAP)
-        draw.multiline_text((left, top - 6), lines, _INK, _font(15), anchor="ld", spacing=3)
+        draw.multiline_text((left_edge, top - 6), lines, _INK, _font(15), anchor="ld", spacing=3)
         for after, images in enumerate((gallery.before, gallery.after)):
-            x = left + after * (wide + GAP)
+            x = left_edge + after * (wide + GAP)
             page.paste(_picture(images[index], size), (x, top))
             draw.rectangle((x - 1, top - 1, x + wide, top + high), outline=_EDGE)
             if gallery.verdicts is not None:
@@ -102,8 +102,8 @@ def _headline(draw: Any, name: str, about: str, gallery: Gallery, count: int) ->
         text += f"; {judging_text(verdicts.by)} {was} before, {now} after"
     width = draw.im.size[0] - 2 * MARGIN
     for top, line, colour, size, bold in ((24, name, _INK, 22, True), (56, about, _INK, 15, False)):
-        draw.text((MARGIN, top), _fit(line, width, size, most=1, bold=bold), colour, _font(size, bold=bold))
-    draw.text((MARGIN, 80), _fit(text, width, size=14, most=1), _DIM, _font(14))
+        draw.text((MARGIN, top), _fit(line, width, size, max_lines=1, bold=bold), colour, _font(size, bold=bold))
+    draw.text((MARGIN, 80), _fit(text, width, size=14, max_lines=1), _DIM, _font(14))
 
 
 def _picture(image: torch.Tensor, size: Size) -> Image.Image:
@@ -112,14 +112,14 @@ def _picture(image: torch.Tensor, size: Size) -> Image.Image:
     return picture.resize(size, method)
 
 
-def _fit(text: str, width: int, size: int = 15, most: int = 2, *, bold: bool = False) -> str:
-    """Break `text` into at most `most` lines of `width` pixels, ending in an ellipsis if it does not fit."""
+def _fit(text: str, width: int, size: int = 15, max_lines: int = 2, *, bold: bool = False) -> str:
+    """Break `text` into at most `max_lines` lines of `width` pixels, ending in an ellipsis if it does not fit."""
     text = " ".join(text.split())
     font = _font(size, bold=bold)
     for letters in range(len(text) + 1, 8, -1):
         lines = textwrap.wrap(text, letters) or [""]
-        if len(lines) > most:
-            lines = [*lines[: most - 1], lines[most - 1][: letters - 1] + "…"]
+        if len(lines) > max_lines:
+            lines = [*lines[: max_lines - 1], lines[max_lines - 1][: letters - 1] + "…"]
         if all(font.getlength(line) <= width for line in lines):
             return "\n".join(lines)
     return text[:8]

@@ -60,7 +60,7 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
     means: list[dict[str, float]] = [line["rewards"] for line in evaluations]
     if len(weights) > 1 and all(weights.keys() <= row.keys() for row in means):
         sums = [{TRAINED_SUM: figures.trained_sum(row, weights)} for row in means]
-        means = [one | row for one, row in zip(sums, means, strict=True)]
+        means = [total | row for total, row in zip(sums, means, strict=True)]
     charts = []
     for name in means[-1]:
         values = [row[name] for row in means if name in row]

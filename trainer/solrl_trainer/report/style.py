@@ -52,7 +52,7 @@ def svg(drawn: Any) -> str:
     text = re.sub("<[^>]*>", lambda tag: _FURTHER_DECIMALS.sub("", tag[0]), text)
     view = re.search(' viewBox="[^"]*"', text)
     text = f"<svg{view[0] if view else ''}{text[text.index('>') :]}"
-    return re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), text)
+    return re.sub("#[0-9a-f]{6}", lambda match: _VARIABLES.get(match[0], match[0]), text)
 
 
 def _settings(mpl: Any) -> dict[str, Any]:

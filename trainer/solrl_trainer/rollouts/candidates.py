@@ -26,13 +26,13 @@ class GroupSampler:
 
     def groups(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> list[CandidateGroup]:
         """Generate and score the groups of these prompts, of equal size, together."""
-        each, flat = flattened(prompts, seeds)
+        prompt_of_seed, all_seeds = flattened(prompts, seeds)
         samples: Sequence[ScoredSamples | None] = [None] * len(prompts)
         if self.keep:
-            samples = self._samples(each, flat).split(len(prompts))
+            samples = self._samples(prompt_of_seed, all_seeds).split(len(prompts))
             scores = [part.scores.tolist() for part in samples if part is not None]
         else:
-            scores = self.scores(each, flat).view(len(prompts), -1).tolist()
+            scores = self.scores(prompt_of_seed, all_seeds).view(len(prompts), -1).tolist()
         return list(map(CandidateGroup, prompts, seeds, scores, samples))
 
     def scores(self, prompts: Sequence[PromptItem], seeds: Sequence[int]) -> torch.Tensor:
@@ -51,8 +51,8 @@ class GroupSampler:
         batches = self._batches(seeds) if self.scorer.overlaps else iter([slice(None)])
         pending = []
         for rows in batches:
-            made = self.sampler.sample(prompts[rows], seeds[rows])
-            pending.append(self.scorer.score_samples(prompts[rows], made))
+            samples = self.sampler.sample(prompts[rows], seeds[rows])
+            pending.append(self.scorer.score_samples(prompts[rows], samples))
         return ScoredSamples.join([scored() for scored in pending])
 
     def _batches(self, seeds: Sequence[int]) -> Iterator[slice]:

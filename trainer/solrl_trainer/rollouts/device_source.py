@@ -168,11 +168,11 @@ class DeviceSource:
 
     def regenerate(self, selections: Sequence[CandidateGroup]) -> Pending[ScoredSamples]:
         """Samples of the selected seeds; candidates that were kept for training are returned unchanged."""
-        made = [selection.samples for selection in selections if selection.samples is not None]
-        if made:
-            samples = ScoredSamples.join(made)
+        kept_samples = [selection.samples for selection in selections if selection.samples is not None]
+        if kept_samples:
+            samples = ScoredSamples.join(kept_samples)
             return lambda: samples
-        prompts, seeds = flattened([one.prompt for one in selections], [one.seeds for one in selections])
+        prompts, seeds = flattened([group.prompt for group in selections], [group.seeds for group in selections])
         return self.scorer.score_samples(prompts, self.sampler.sample(prompts, seeds))
 
     def groups_of(self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int) -> list[CandidateGroup]:
@@ -184,7 +184,7 @@ class DeviceSource:
     ) -> tuple[torch.Tensor, float]:
         """Images `for_showing` of the given candidates of each prompt, and the seconds they took."""
         self._planned, started = iteration, time.perf_counter()
-        parts = [self._group_sampler.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
+        parts = [self._group_sampler.images(prompt, row) for prompt, row in zip(prompts, seeds, strict=True)]
         return torch.cat(parts), time.perf_counter() - started
 
     def _groups(self, prompts: Sequence[PromptItem], iteration: int, root: int) -> Iterator[CandidateGroup]:

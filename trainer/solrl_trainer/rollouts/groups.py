@@ -14,13 +14,13 @@ Item = TypeVar("Item")
 
 def flattened(prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> tuple[list[PromptItem], list[int]]:
     """Lists of all candidates' prompts and seeds, group after group."""
-    rows = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
+    rows = [(prompt, seed) for prompt, group_seeds in zip(prompts, seeds, strict=True) for seed in group_seeds]
     return [prompt for prompt, _ in rows], [seed for _, seed in rows]
 
 
-def best_and_worst(rows: torch.Tensor, each: int) -> torch.Tensor:
-    """The first and the last `each` rows."""
-    return rows if len(rows) <= 2 * each else torch.cat([rows[:each], rows[-each:]])
+def best_and_worst(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """The first and the last `count` rows."""
+    return rows if len(rows) <= 2 * count else torch.cat([rows[:count], rows[-count:]])
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -54,14 +54,14 @@ ImagesOf = Callable[[Sequence[PromptItem], Sequence[Sequence[int]], int, int], t
 in the order of the prompts, and the seconds that the exploring device spent on them."""
 
 
-def compare_images(samples: IterationSamples, images_of: ImagesOf, *, prompts: int, each: int) -> ImageComparisons:
-    """Pair the `each` best and worst samples of the first `prompts` groups with their explored images.
+def compare_images(samples: IterationSamples, images_of: ImagesOf, *, prompts: int, per_end: int) -> ImageComparisons:
+    """Pair the `per_end` best and worst samples of the first `prompts` groups with their explored images.
 
     A ProblemError says that a service refuses, has lost the adapter version, or cannot be reached.
     """
     groups = samples.groups[:prompts]
-    each = min(each, samples.scores.shape[1] // 2)
-    places = [*range(each), *range(-each, 0)]  # also of images of the outermost samples alone
+    per_end = min(per_end, samples.scores.shape[1] // 2)
+    places = [*range(per_end), *range(-per_end, 0)]  # also of images of the outermost samples alone
     explored, seconds = images_of(
         [group.prompt for group in groups],
         [[group.seeds[i] for i in places] for group in groups],

@@ -75,7 +75,7 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     )
     if config.explores_here:
         supported = supported_precisions(backbone.device)
-        emulated = [one for one in supported if numerics(one, backbone.device) == "emulated"]
+        emulated = [precision for precision in supported if numerics(precision, backbone.device) == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
     rewards = _tried_rewards(config, PlainDefaults(torch.device(device), backbone.options), on_wait, loaded)
     # Take digests before the policy modifies the backbone's transformer.

@@ -68,7 +68,7 @@ def check_entries(folder: Path) -> None:
     Otherwise, somebody else's folder could have a run overwrite or delete what its links lead to, or read without end.
     """
     folders = [place for place in (folder, folder / "checkpoints", folder / "evaluation") if place.is_dir()]
-    for path in (path for one in folders for path in sorted(one.iterdir())):
+    for path in (path for place in folders for path in sorted(place.iterdir())):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise ValueError(

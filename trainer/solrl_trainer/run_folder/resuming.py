@@ -150,7 +150,7 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
         sources = prompts_of_run(config.prompt_sources, split).sources
         for name, prompts in zip(config.prompt_sources, sources, strict=True):
             part = f"prompts:{split}" if name == config.prompts else f"prompts:{split}:{name}"
-            content = [one.model_dump(mode="json") for one in prompts]
+            content = [prompt.model_dump(mode="json") for prompt in prompts]
             parts[part] = combined_digest(json.dumps(content, sort_keys=True))
     if files := stored_files(config.prompt_sources, config.explore.source):
         parts["prompts:images"] = contents_digest(files)
@@ -169,7 +169,7 @@ def _libraries() -> Iterator[tuple[str, str]]:
 
 
 def _changes(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str]) -> Iterator[Change]:
-    then, now = (dict(_leaves(one.model_dump(mode="json"))) for one in (stored.config, config))
+    then, now = (dict(_leaves(settings.model_dump(mode="json"))) for settings in (stored.config, config))
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             yield Change(name, then.get(name), now.get(name))
@@ -189,4 +189,4 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _is_allowed(name: str, allowed: Collection[str]) -> bool:
-    return any(name == one or name.startswith((f"{one}.", f"{one}:")) for one in allowed)
+    return any(name == part or name.startswith((f"{part}.", f"{part}:")) for part in allowed)

@@ -105,5 +105,5 @@ class AdapterSupply:
 
 
 def _versions(versions: Sequence[int]) -> str:
-    *most, last = map(str, versions)
-    return f"versions {', '.join(most)} and {last}" if most else f"version {last}"
+    *earlier, last = map(str, versions)
+    return f"versions {', '.join(earlier)} and {last}" if earlier else f"version {last}"

@@ -84,8 +84,8 @@ class RunRequests:
         plan, kind = exploration_plan(self.config, iteration), "png"
         requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.model.frames > 1:  # of which an answer has room for few
-            each, kind = zip(prompts, seeds, strict=True), "webp"
-            requests = [([prompt], [row[i : i + 2]]) for prompt, row in each for i in range(0, len(row), 2)]
+            prompt_seeds, kind = zip(prompts, seeds, strict=True), "webp"
+            requests = [([prompt], [row[i : i + 2]]) for prompt, row in prompt_seeds for i in range(0, len(row), 2)]
         answers = [self._answer(part, version, {"seeds": rows}, plan, images=kind) for part, rows in requests]
         groups = [group for answer in answers for group in answer.groups]
         size = self.model.height, self.model.width, self.model.frames
@@ -143,8 +143,8 @@ class RunRequests:
 
 def _joined(answers: Sequence[RolloutAnswer], placed: Sequence[tuple[int, RolloutGroup]]) -> RolloutAnswer:
     """One answer with these groups, in the order of their places, and the seconds of all."""
-    groups = [group for _, group in sorted(placed, key=lambda one: one[0])]
+    groups = [group for _, group in sorted(placed, key=lambda pair: pair[0])]
     seconds = [answer.seconds for answer in answers]
-    sums = {name: sum(getattr(one, name) for one in seconds) for name in ("queued", "switch", "generate", "reward")}
-    total = RolloutTimings(**sums, rewards=sum_times(one.rewards for one in seconds))
+    sums = {name: sum(getattr(span, name) for span in seconds) for name in ("queued", "switch", "generate", "reward")}
+    total = RolloutTimings(**sums, rewards=sum_times(span.rewards for span in seconds))
     return answers[0].model_copy(update={"groups": tuple(groups), "seconds": total})

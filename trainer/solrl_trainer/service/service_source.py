@@ -64,8 +64,8 @@ def open_service_source(
         check_size(served, loaded.backbone)
 
         def resolve_rewards(specs: Sequence[RewardSpec]) -> ResolvedRewards:
-            made = reward_specs(specs, config, served, digests)
-            return made, fingerprint(digests, [spec.name for spec in made])
+            resolved = reward_specs(specs, config, served, digests)
+            return resolved, fingerprint(digests, [spec.name for spec in resolved])
 
         check_hosted(served, resolve_rewards(config.service_rewards(train.all))[0], digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
