@@ -29,12 +29,12 @@ def main() -> None:
     arguments = parser.parse_args()
 
     project = tomllib.loads(arguments.pyproject.read_text())["project"]
-    extras = [one for one in arguments.extras.split(",") if one]
+    extras = [extra for extra in arguments.extras.split(",") if extra]
     optional = project["optional-dependencies"]
-    if unknown := [one for one in extras if one not in optional]:
+    if unknown := [extra for extra in extras if extra not in optional]:
         sys.exit(f"got the extras {unknown}; expected some of {sorted(optional)}")
-    dependencies = [*project["dependencies"], *(one for name in extras for one in optional[name])]
-    wanted = [requirement for requirement in dependencies if name_of(requirement) == "torch"]
+    dependencies = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    torch_requirements = [requirement for requirement in dependencies if name_of(requirement) == "torch"]
     if arguments.torch:
         index = ["--extra-index-url", arguments.torch_index] if arguments.torch_index else []
         pip("install", arguments.torch, *index)
@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as constraints:
         constraints.writelines(f"{name}=={version}\n" for name, (version, _) in before.items())
         constraints.flush()
-        pip("install", *(set(dependencies) - set(wanted)), constraints=constraints.name)
+        pip("install", *(set(dependencies) - set(torch_requirements)), constraints=constraints.name)
     after = installed()
     if after != before:
         sys.exit(f"pip changed packages of the base image: got {after}; expected {before}")
@@ -52,7 +52,7 @@ def main() -> None:
     from packaging.requirements import Requirement
 
     version, place = before["torch"]
-    for requirement in wanted:
+    for requirement in torch_requirements:
         if not Requirement(requirement).specifier.contains(version, prereleases=True):
             sys.exit(f"the base image has PyTorch {version}; expected {requirement}: choose a newer BASE")
     print(f"PyTorch {version} at {place}, {'newly installed' if arguments.torch else 'from the base image'}")
@@ -65,14 +65,14 @@ def name_of(requirement: str) -> str:
 
 def installed() -> dict[str, tuple[str, str]]:
     """Version and location of each installed package in KEPT."""
-    found = {}
+    versions = {}
     for name in KEPT:
         try:
-            one = distribution(name)
+            package = distribution(name)
         except PackageNotFoundError:
             continue
-        found[name] = (one.version, str(one.locate_file("")))
-    return found
+        versions[name] = (package.version, str(package.locate_file("")))
+    return versions
 
 
 def pip(*arguments: str, constraints: str = "") -> None:

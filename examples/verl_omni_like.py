@@ -89,9 +89,9 @@ class Trainer:
     @torch.no_grad()
     async def generate_sequences(self, rows: Rows) -> list[dict[str, torch.Tensor]]:
         """Generate all rows; the agent loop gets each row's columns as keywords."""
-        each = zip(rows["raw_prompt"], rows["seed"].tolist(), strict=True)
+        text_seeds = zip(rows["raw_prompt"], rows["seed"].tolist(), strict=True)
         return await asyncio.gather(
-            *(self.agent_loop.run(dict(self.sampling_params), raw_prompt=text, seed=seed) for text, seed in each)
+            *(self.agent_loop.run(dict(self.sampling_params), raw_prompt=text, seed=seed) for text, seed in text_seeds)
         )
 
     def advantages(self, scores: torch.Tensor, uids: np.ndarray) -> torch.Tensor:

@@ -26,7 +26,7 @@ MIXED = 0.3
 """Share of scenes of three or four different objects. No prompt describes one, but some generated images show one."""
 
 _CELLS = SIDE // CELL
-_THINGS = list(itertools.product(COLOURS, SHAPES))
+_OBJECTS = list(itertools.product(COLOURS, SHAPES))
 
 
 def train(detector: Detector, budget: Budget, device: str) -> list[float]:
@@ -36,8 +36,8 @@ def train(detector: Detector, budget: Budget, device: str) -> list[float]:
 
     def value() -> tuple[torch.Tensor, torch.Tensor]:
         images, marks = examples(source, budget.batch)
-        one = loss(detector(spoil(images).to(device)), targets(marks, device))
-        return one, one
+        batch_loss = loss(detector(spoil(images).to(device)), targets(marks, device))
+        return batch_loss, batch_loss
 
     losses = fit("judge", list(detector.parameters()), value, budget, RATES)
     detector.eval()
@@ -48,14 +48,14 @@ def examples(source: Source, count: int) -> tuple[torch.Tensor, Marks]:
     """Draw scenes of training combinations and mixed ones, some of their objects damaged."""
     mixed = int(source.rng.binomial(count, MIXED))
     scenes = source.scenes(source.draw(count - mixed) + [_mixed(source.rng) for _ in range(mixed)])
-    some = torch.rand(count, MAX_OBJECTS) < DAMAGED
-    return draw(scenes, some * torch.randint(1, len(Damage), some.shape))
+    damaged = torch.rand(count, MAX_OBJECTS) < DAMAGED
+    return draw(scenes, damaged * torch.randint(1, len(Damage), damaged.shape))
 
 
 def _mixed(rng: np.random.Generator) -> Combination:
     """Three or four objects of different colours or shapes, which is no combination of the world."""
-    picks = rng.choice(len(_THINGS), size=int(rng.integers(3, MAX_OBJECTS + 1)), replace=False)
-    return Combination("counting", tuple(_THINGS[pick] for pick in picks))
+    picks = rng.choice(len(_OBJECTS), size=int(rng.integers(3, MAX_OBJECTS + 1)), replace=False)
+    return Combination("counting", tuple(_OBJECTS[pick] for pick in picks))
 
 
 def targets(marks: Marks, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -106,11 +106,11 @@ def accepted(reward: Reward, count: int = 500) -> dict[str, float]:
     source = Source(9, held_out=True)
     combinations = source.draw(count)
     torch.manual_seed(9)  # for drawing and spoiling
-    whole, one = torch.zeros(2, count, MAX_OBJECTS, dtype=torch.long)
-    one[:, 0] = torch.randint(1, len(Damage), (count,))
-    right, _ = draw(source.scenes(combinations), whole)
-    changed, _ = draw(source.scenes([source.change(c) for c in combinations]), whole)
-    damaged, _ = draw(source.scenes(combinations), one)
+    intact, one_damaged = torch.zeros(2, count, MAX_OBJECTS, dtype=torch.long)
+    one_damaged[:, 0] = torch.randint(1, len(Damage), (count,))
+    right, _ = draw(source.scenes(combinations), intact)
+    changed, _ = draw(source.scenes([source.change(c) for c in combinations]), intact)
+    damaged, _ = draw(source.scenes(combinations), one_damaged)
     kinds = {
         "right": right,
         "right, spoiled": spoil(right),

@@ -23,7 +23,7 @@ def arms(context: Context) -> Arms:
     usual = [(programme.iterations, reward) for reward in programme.rewards]
     return {
         (str(length), reward, name): context.arm(recipe, {"iterations": length}, reward=reward)
-        for length, reward in (*usual, (programme.long, programme.reward))
+        for length, reward in (*usual, (programme.long_iterations, programme.reward))
         for name, recipe in FAMILIES.items()
     }
 
@@ -52,12 +52,12 @@ def margin(context: Context) -> dict[str, Any]:
     return {"gap": Table(["trained on"], rows)}
 
 
-def _rows(found: Arms) -> dict[tuple[str, str], dict[str, Any]]:
+def _rows(runs: Arms) -> dict[tuple[str, str], dict[str, Any]]:
     """Gains of both families and the gap between them, and means over the rewards of the first length."""
-    keys = list(dict.fromkeys((length, reward) for length, reward, _ in found))
+    keys = list(dict.fromkeys((length, reward) for length, reward, _ in runs))
     usual = keys[0][0]
     pooled = {key: [key] for key in keys} | {(usual, "mean of all"): [key for key in keys if key[0] == usual]}
-    return {key: _row([[found[*one, name] for name in FAMILIES] for one in alike]) for key, alike in pooled.items()}
+    return {key: _row([[runs[*pair, name] for name in FAMILIES] for pair in alike]) for key, alike in pooled.items()}
 
 
 def _row(by_reward: Sequence[Sequence[Arm]]) -> dict[str, Figure]:
