@@ -74,9 +74,8 @@ class Context:
         """Runs of an algorithm with its own trials, and with the compute of a run of Sol-RL."""
         programme, count = self.programme, affordable(self.programme, tuning)
         # Evaluations at equal compute too: DanceGRPO's many cheap iterations would have three times as many.
-        usual = programme.evaluation_interval
-        interval = round(usual * count / programme.iterations) or usual
-        changes = {**tuning.changes, "iterations": count, "evaluate.every": interval}
+        every = round(programme.every * count / programme.iterations) or programme.every
+        changes = {**tuning.changes, "iterations": count, "evaluate.every": every}
         return self.arm(tuning.recipe, changes, reward=reward, tuning=tuning)
 
 

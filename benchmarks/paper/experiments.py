@@ -78,8 +78,8 @@ class Programme:
         judges: further rewards that judge every run.
         seeds: training seeds.
         iterations: length of a Sol-RL run.
-        long_iterations: length of the long runs.
-        evaluation_interval: iterations between evaluations.
+        long: length of the long runs.
+        every: iterations between evaluations.
         unprepared: model with weights that were not prepared for NVFP4, if there is one.
         changes: settings of all runs, by dotted key.
     """
@@ -90,8 +90,8 @@ class Programme:
     judges: tuple[str, ...] = JUDGES
     seeds: tuple[int, ...] = (1, 2, 3)
     iterations: int = 40
-    long_iterations: int = 100
-    evaluation_interval: int = 5
+    long: int = 100
+    every: int = 5
     unprepared: str | None = None
     changes: Changes = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Programme:
         base = _base(preset)
         wanted: dict[str, Any] = {
             "iterations": self.iterations,
-            "evaluate.every": self.evaluation_interval,
+            "evaluate.every": self.every,
             "evaluate.curve_seeds": base["evaluate"]["seeds"],
             "evaluate.rewards": [name for name in self.judged_by if name != trained],
             "evaluate.fidelity_prompts": 8,

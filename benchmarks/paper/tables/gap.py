@@ -23,7 +23,7 @@ def arms(context: Context) -> Arms:
     usual = [(programme.iterations, reward) for reward in programme.rewards]
     return {
         (str(length), reward, name): context.arm(recipe, {"iterations": length}, reward=reward)
-        for length, reward in (*usual, (programme.long_iterations, programme.reward))
+        for length, reward in (*usual, (programme.long, programme.reward))
         for name, recipe in FAMILIES.items()
     }
 

@@ -32,7 +32,7 @@ def arms(context: Context) -> Arms:
     programme = context.programme
     parts: dict[str, Changes] = {
         f"{programme.model}, {programme.iterations} iterations": {},
-        f"{programme.model}, {programme.long_iterations} iterations": {"iterations": programme.long_iterations},
+        f"{programme.model}, {programme.long} iterations": {"iterations": programme.long},
     }
     if programme.unprepared:
         parts[f"{programme.unprepared}, {programme.iterations} iterations"] = {"model": programme.unprepared}

@@ -69,7 +69,7 @@ def on_text(context: Context) -> Context:
         judges=(),
         seeds=SEEDS,
         iterations=ITERATIONS,
-        evaluation_interval=EVERY,
+        every=EVERY,
         changes={**CHANGES, **context.programme.changes},
     )
     return replace(context, programme=programme)
