@@ -290,8 +290,8 @@ class RolloutClient:
                     case EndLine() if started and not remaining:
                         return line.seconds
                     case _:
-                        rest = f"the groups {sorted(remaining)}" if remaining else "the end"
-                        expected = rest if started else "the start"
+                        missing_part = f"the groups {sorted(remaining)}" if remaining else "the end"
+                        expected = missing_part if started else "the start"
                         raise unexpected(answer, f"{text[:200].decode(errors='replace')}, expected {expected}")
         raise httpx.RemoteProtocolError("the stream ended without its end line")
 

@@ -68,13 +68,13 @@ def stream_lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
     _require_plain(answer)
     line = bytearray()
     for part in answer.iter_raw():
-        first, *others = part.split(b"\n")
+        first, *lines = part.split(b"\n")
         line += first
-        for other in others:
+        for tail in lines:
             if len(line) > limit:
                 break
             yield bytes(line)
-            line = bytearray(other)
+            line = bytearray(tail)
         if len(line) > limit:
             raise unexpected(answer, f"a line of more than {limit} bytes")
     if line:

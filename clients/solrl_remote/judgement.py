@@ -92,10 +92,10 @@ class Scale:
 
 def _after_thoughts(text: str) -> str:
     """What follows reasoning within an answer; `<think>` itself may be in the model's template."""
-    _, end, rest = text.rpartition("</think>")
+    _, end, answer = text.rpartition("</think>")
     if not end and text.lstrip().startswith("<think>"):
         raise ValueError(f"has no end of its reasoning, </think>: got {_shown(text)}")
-    return rest
+    return answer
 
 
 def _token_at(text: str, span: tuple[int, int], tokens: Sequence[TokenLogprobs]) -> TokenLogprobs | None:

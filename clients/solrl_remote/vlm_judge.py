@@ -314,7 +314,7 @@ class VlmJudge(HttpReward):
                 "raise max_tokens, or ask for a shorter answer in the template, or for less reasoning in extra_body"
             )
         tokens = [
-            TokenLogprobs(entry.token, {other.token: other.logprob for other in (entry, *entry.top_logprobs)})
+            TokenLogprobs(entry.token, {choice.token: choice.logprob for choice in (entry, *entry.top_logprobs)})
             for entry in (choice.logprobs and choice.logprobs.content) or ()
         ]
         try:

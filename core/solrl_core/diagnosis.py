@@ -290,6 +290,6 @@ def _fault_of_source(source: "RewardFile") -> tuple[str, bool]:
     if not source.file:
         return ("" if place.is_file() else "not a file"), False
     if place.is_dir():
-        whole = (place / source.file).is_file() and not fault_in(place)
-        return ("" if whole else "incomplete"), False
+        complete = (place / source.file).is_file() and not fault_in(place)
+        return ("" if complete else "incomplete"), False
     return _fault_in_cache(source.where, source.file, fault_in)

@@ -60,8 +60,8 @@ def webp(pixels: torch.Tensor, *, frame_ms: int = FRAME_MS, **options: Any) -> b
         frame_ms: milliseconds of each frame.
         options: options of Pillow's encoder.
     """
-    first, *others = map(Image.fromarray, pixels.numpy().reshape(-1, *pixels.shape[-3:]))
-    animated = {"save_all": True, "append_images": others, "duration": frame_ms, "loop": 0} if others else {}
+    first, *frames = map(Image.fromarray, pixels.numpy().reshape(-1, *pixels.shape[-3:]))
+    animated = {"save_all": True, "append_images": frames, "duration": frame_ms, "loop": 0} if frames else {}
     file = io.BytesIO()
     first.save(file, "WEBP", **animated, **options)
     return file.getvalue()

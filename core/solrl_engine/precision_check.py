@@ -31,9 +31,9 @@ _COLOURS = ("red", "blue", "green", "yellow", "purple", "cyan")
 _SHAPES = ("circle", "square", "triangle", "circle")
 
 PROMPTS = tuple(
-    PromptItem(id=f"{colour}-{index}", text=f"a {colour} {shape} to the left of a {other} {_SHAPES[index - 1]}")
+    PromptItem(id=f"{colour}-{index}", text=f"a {colour} {shape} to the left of a {neighbour} {_SHAPES[index - 1]}")
     for index, shape in enumerate(_SHAPES)
-    for colour, other in zip(_COLOURS, (*_COLOURS[index + 1 :], *_COLOURS[: index + 1]), strict=True)
+    for colour, neighbour in zip(_COLOURS, (*_COLOURS[index + 1 :], *_COLOURS[: index + 1]), strict=True)
 )
 """Prompts that every model of text to image understands, the miniatures too."""
 FLOOR = 0.6
@@ -123,8 +123,8 @@ class PrecisionCheck:
         self._scorer = Scorer(self.rewards)
         self._exact: list[GeneratorOutput] = []
         generator = generator_at(self.backbone, "bf16")
-        whole = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
-        self.true = self._scores(self._generate(generator, whole))
+        exact_plan = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
+        self.true = self._scores(self._generate(generator, exact_plan))
         self.bf16 = self._measure("bf16", generator)
 
     def measure(self, precision: Precision) -> Measured:

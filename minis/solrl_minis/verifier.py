@@ -130,9 +130,9 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
     objects = _objects_in(np.asarray(image, np.float32).tobytes(), image.shape)
     shapes = _agreement([o.shape for o in objects], [s for _, s in expected])
     colours = _agreement([o.colour for o in objects], [c for c, _ in expected])
-    both = _agreement([(o.colour, o.shape) for o in objects], expected)
+    pairs = _agreement([(o.colour, o.shape) for o in objects], expected)
     # If all shapes and all colours match, but in the wrong pairs, the image is still wrong.
-    colours = min(colours, both) if shapes == colours == 1.0 else colours
+    colours = min(colours, pairs) if shapes == colours == 1.0 else colours
     return Verdict(
         shape=shapes,
         colour=colours,

@@ -49,10 +49,10 @@ def names_differ(of: str, name: Callable[[str], str], expected: str) -> AfterVal
 
 def parse_reward(text: str, sign: str, expected: str) -> tuple[str, str]:
     """The name of a reward and what stands after `sign`, empty without one; ValueError if either part is missing."""
-    name, separator, rest = text.partition(sign)
-    if not name or (separator and not rest):
+    name, separator, value = text.partition(sign)
+    if not name or (separator and not value):
         raise ValueError(f"got reward {text!r}; expected {expected}")
-    return name, rest
+    return name, value
 
 
 ACCESS = ("host", "port", "token_file", "allow_anonymous", "published_at", "allowed_hosts", "log_format")

@@ -46,9 +46,9 @@ def memory_findings(settings: RolloutSettings, capacity: int) -> Iterator[Findin
         models = [load_skeleton(spec.location, revision=spec.revision, size=size) for spec in settings.models]
     except (ValueError, OSError):
         return  # the finding about the model has the reason
-    needed = sum(plan_memory(model, [precision], 1).total for model in models)
-    summary = f"{bytes_text(needed)} by plan at {precision}, of {bytes_text(capacity)}; rewards and BF16 come on top"
-    if needed + RESERVED <= capacity:
+    required = sum(plan_memory(model, [precision], 1).total for model in models)
+    summary = f"{bytes_text(required)} by plan at {precision}, of {bytes_text(capacity)}; rewards and BF16 come on top"
+    if required + RESERVED <= capacity:
         yield Finding("memory", "ok", summary)
     else:
         yield Finding("memory", "missing", summary, "host fewer models; `solrl-rollout memory` plans each")

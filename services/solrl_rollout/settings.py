@@ -47,8 +47,8 @@ def parse_model(text: str) -> ModelSpec:
     name, location, revision = None, text, None
     if "=" in location and not Path(split_checkpoint(location)[0] or location).exists():
         name, _, location = location.partition("=")
-    rest = split_checkpoint(location)[1]
-    if "@" in rest and not Path(rest).exists():
+    base = split_checkpoint(location)[1]
+    if "@" in base and not Path(base).exists():
         location, _, revision = location.rpartition("@")
     if not location or revision == "" or (name is not None and not re.fullmatch(NAME_PATTERN, name)):
         raise ValueError(f"got model {text!r}; expected [name=]location[@revision], the name of {NAME_RULE}")

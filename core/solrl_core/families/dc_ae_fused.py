@@ -72,11 +72,11 @@ def _attention_fits(attn: Any) -> bool:
     usual = type(attn.processor) is SanaMultiscaleAttnProcessor2_0 and type(attn.nonlinearity) is nn.ReLU
     linears = all(type(layer) is nn.Linear for layer in (attn.to_q, attn.to_k, attn.to_v, attn.to_out))
     sides = [scale.proj_in.kernel_size[0] for scale in attn.to_qkv_multiscale]
-    same = attn.to_q.in_features == attn.to_out.out_features
+    equal_widths = attn.to_q.in_features == attn.to_out.out_features
     return (
         usual
         and linears
-        and same
+        and equal_widths
         and form == (HEAD_SIZE, "rms_norm", True, 1e-15)
         and bool(sides)
         and all(side in SIDES for side in sides)

@@ -146,12 +146,12 @@ class Flux2FusedBlock(FusedBlock):
     ) -> tuple[Tensor, Tensor]:
         """Return text tokens [B, T, C] and image tokens [B, S, C]; the modulations are [B, 6 · C]."""
         x, text = hidden_states, encoder_hidden_states
-        shift, scale, gate, *rest = temb_mod_img.chunk(6, 1)
+        shift, scale, gate, *feed_forward_modulation = temb_mod_img.chunk(6, 1)
         text_shift, text_scale, text_gate, *text_rest = temb_mod_txt.chunk(6, 1)
         image_in = modulate(x, self.norm1, scale, shift, image_layers(self.attn))
         text_in = modulate(text, self.norm1_context, text_scale, text_shift, text_layers(self.attn))
         out, text_out = joint_attention(self.attn, image_in, text_in, image_rotary_emb)
-        x = add_and_feed_forward(x, out, gate, self.norm2, rest, self.ff)
+        x = add_and_feed_forward(x, out, gate, self.norm2, feed_forward_modulation, self.ff)
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 

@@ -39,12 +39,12 @@ class FluxFusedBlock(FusedBlock):
     ) -> tuple[Tensor, Tensor]:
         """Return text tokens [B, T, C] and image tokens [B, S, C]."""
         x, text = hidden_states, encoder_hidden_states
-        shift, scale, gate, *rest = modulations(self.norm1, temb, 6)
+        shift, scale, gate, *feed_forward_modulation = modulations(self.norm1, temb, 6)
         text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
         image_in = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
         text_in = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
         out, text_out = joint_attention(self.attn, image_in, text_in, image_rotary_emb)
-        x = add_and_feed_forward(x, out, gate, self.norm2, rest, self.ff)
+        x = add_and_feed_forward(x, out, gate, self.norm2, feed_forward_modulation, self.ff)
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 

@@ -85,11 +85,11 @@ def locate(model: str) -> str:
     Raises:
         ValueError: not a registered name, not a folder, and not shaped like a hub id; or a file that does not exist.
     """
-    file, rest = split_model(model)
+    file, base = split_model(model)
     if file is not None and not file.is_file():
         raise ValueError(f"there is no file {file}; expected a single-file checkpoint")
     return MODELS.locate(
-        rest, lambda name: Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
+        base, lambda name: Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
     )
 
 
@@ -99,15 +99,15 @@ def split_model(model: str) -> tuple[Path | None, str]:
     Raises:
         ValueError: it is not a safetensors file, or the name lacks the place of the rest.
     """
-    file, rest = split_checkpoint(model)
-    if file is not None or not rest.endswith((CHECKPOINT, *_OTHER_FILES)) or Path(rest).is_dir():
-        return (None if file is None else Path(file)), rest
-    if not rest.endswith(CHECKPOINT):
-        raise ValueError(f"got the file {rest}; expected a checkpoint as safetensors: convert it")
-    if (Path(rest).parent / "model_index.json").is_file():
-        return Path(rest), str(Path(rest).parent)
+    file, base = split_checkpoint(model)
+    if file is not None or not base.endswith((CHECKPOINT, *_OTHER_FILES)) or Path(base).is_dir():
+        return (None if file is None else Path(file)), base
+    if not base.endswith(CHECKPOINT):
+        raise ValueError(f"got the file {base}; expected a checkpoint as safetensors: convert it")
+    if (Path(base).parent / "model_index.json").is_file():
+        return Path(base), str(Path(base).parent)
     raise ValueError(
-        f"got the checkpoint {rest} alone; expected {rest}+FOLDER, where FOLDER is the model's folder in diffusers "
+        f"got the checkpoint {base} alone; expected {base}+FOLDER, where FOLDER is the model's folder in diffusers "
         "format or its hub id, from which text encoders, tokenizers, autoencoder and configurations come"
     )
 

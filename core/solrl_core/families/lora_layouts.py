@@ -141,8 +141,8 @@ def by_module(layers: Collection[FileLayer], family: str, modules: Collection[st
 
 def _rows_of_modules(layer: OriginalLayer, key: str, up: Tensor) -> tuple[Tensor, ...]:
     parts = len(layer.modules) + layer.further
-    rows, rest = divmod(len(up), parts)
-    if rest or not rows:
+    rows, remainder = divmod(len(up), parts)
+    if remainder or not rows:
         raise ValueError(
             f"has {len(up)} rows in {key}; expected a multiple of {parts}: a LoRA of another model, choose one of this"
         )

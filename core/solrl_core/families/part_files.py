@@ -131,8 +131,8 @@ def weights_of(part: Path) -> Weights:
         first = min(matched, key=lambda match: (match["variant"] or "", match.re is _INDEX))
         files = {first[0]} if first.re is _SINGLE else set(read_json(part / first[0])["weight_map"].values())
         return Weights(tuple(part / name for name in sorted(files)), first["variant"])
-    others = [part / name for name in names if name.endswith(_OTHER) and not _SHARD.fullmatch(name)]
-    return Weights(tuple(others), named=False) if len(others) == 1 else Weights()
+    unnamed = [part / name for name in names if name.endswith(_OTHER) and not _SHARD.fullmatch(name)]
+    return Weights(tuple(unnamed), named=False) if len(unnamed) == 1 else Weights()
 
 
 def missing_files(folder: Path, external: Collection[str] = ()) -> list[str]:

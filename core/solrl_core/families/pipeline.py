@@ -435,6 +435,6 @@ def both_predictions(
 ) -> tuple[Tensor, Tensor]:
     """Predictions without and with the prompt, from one batch; see `PipelineBackbone.velocity`."""
     prompt = {name: tensor for name, tensor in conditioning.items() if not name.startswith("negative_")}
-    both = {name: torch.cat([conditioning[f"negative_{name}"], tensor]) for name, tensor in prompt.items()}
-    without, towards = predict(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both).chunk(2)
+    conditionings = {name: torch.cat([conditioning[f"negative_{name}"], tensor]) for name, tensor in prompt.items()}
+    without, towards = predict(torch.cat([latents, latents]), torch.cat([sigma, sigma]), conditionings).chunk(2)
     return without, towards

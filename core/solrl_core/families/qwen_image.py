@@ -230,7 +230,7 @@ class QwenFusedBlock(FusedBlock):
     ) -> tuple[Tensor, Tensor]:
         """Return text tokens [B, T, C] and image tokens [B, S, C]; the mask [B, T] is False at padding."""
         x, text = hidden_states, encoder_hidden_states
-        shift, scale, gate, *rest = self.img_mod(temb).chunk(6, 1)
+        shift, scale, gate, *feed_forward_modulation = self.img_mod(temb).chunk(6, 1)
         text_shift, text_scale, text_gate, *text_rest = self.txt_mod(temb).chunk(6, 1)
         image_in = modulate(x, self.img_norm1, scale, shift, image_layers(self.attn))
         text_in = modulate(text, self.txt_norm1, text_scale, text_shift, text_layers(self.attn))
@@ -239,5 +239,5 @@ class QwenFusedBlock(FusedBlock):
             encoder_hidden_states_mask = joint_attention_kwargs["attention_mask"][:, 0, 0, : text.shape[1]]
         mask = F.pad((~encoder_hidden_states_mask).to(x.dtype) * _MASKED, (0, x.shape[1]))[:, None, None]
         out, text_out = joint_attention(self.attn, image_in, text_in, image_rotary_emb, mask)
-        x = add_and_feed_forward(x, out, gate, self.img_norm2, rest, self.img_mlp)
+        x = add_and_feed_forward(x, out, gate, self.img_norm2, feed_forward_modulation, self.img_mlp)
         return add_and_feed_forward(text, text_out, text_gate, self.txt_norm2, text_rest, self.txt_mlp), x

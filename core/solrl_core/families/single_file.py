@@ -179,8 +179,8 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
             converted[name] = converted[name][..., None, None]
     # Most conversions take what they know out of `weights`.
     unconverted = () if len(weights) == len(before) or converted is weights else weights
-    other = [name for name in converted if name in expected and converted[name].shape != expected[name]]
-    _check(cls, file, folder, expected.keys() - converted.keys(), {*unconverted, *converted} - expected.keys(), other)
+    resized = [name for name in converted if name in expected and converted[name].shape != expected[name]]
+    _check(cls, file, folder, expected.keys() - converted.keys(), {*unconverted, *converted} - expected.keys(), resized)
     level = logging_of_diffusers.get_verbosity()
     logging_of_diffusers.set_verbosity_error()  # it warns of modules to keep in float32 where there are none
     try:
@@ -191,9 +191,9 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
 
 
 def _check(
-    cls: Any, file: Path, folder: Path, missing: Iterable[str], unexpected: Iterable[str], other: Iterable[str]
+    cls: Any, file: Path, folder: Path, missing: Iterable[str], unexpected: Iterable[str], resized: Iterable[str]
 ) -> None:
-    kinds = {"lacks": list(missing), "also has": list(unexpected), "has in another shape": list(other)}
+    kinds = {"lacks": list(missing), "also has": list(unexpected), "has in another shape": list(resized)}
     faults = [f"{verb} {listed(names, _SHOWN)}" for verb, names in kinds.items() if names]
     if faults:
         raise OSError(

@@ -51,9 +51,9 @@ class ZImage(PipelineBackbone):
         super().fuse(transformer)
         for blocks in self.blocks:
             replace_children(transformer.get_submodule(blocks), ZImageFusedBlock)
-        whole: Any = transformer
-        embedder = whole.rope_embedder
-        whole.rope_embedder = lambda ids: torch.view_as_real(embedder(ids))
+        untyped: Any = transformer
+        embedder = untyped.rope_embedder
+        untyped.rope_embedder = lambda ids: torch.view_as_real(embedder(ids))
 
     def _as_chat(self, prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]
@@ -149,8 +149,8 @@ class ZImageFusedBlock(FusedBlock):
         out = self._attend(self.attention_norm1(x) * scale, attn_mask, freqs_cis)
         x = x + gate * self.attention_norm2(out)
         forward = self.feed_forward
-        wide, other = project([forward.w1, forward.w3], self.ffn_norm1(x) * ff_scale)
-        result: Tensor = x + ff_gate * self.ffn_norm2(forward.w2(F.silu(wide) * other))
+        wide, up = project([forward.w1, forward.w3], self.ffn_norm1(x) * ff_scale)
+        result: Tensor = x + ff_gate * self.ffn_norm2(forward.w2(F.silu(wide) * up))
         return result
 
     def _modulations(self, emb: Tensor | None) -> tuple[Any, ...]:

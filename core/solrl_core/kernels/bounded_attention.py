@@ -83,19 +83,19 @@ def _bounded_attention(
     q = tl.reshape(query.load([image, row, channel]), (QUERIES, SIZE))
     total = tl.zeros((QUERIES,), tl.float32)
     sums = tl.zeros((QUERIES, SIZE), tl.float32)
-    whole = keys // KEYS * KEYS
-    for begin in range(0, whole, KEYS):
+    full_keys = keys // KEYS * KEYS
+    for begin in range(0, full_keys, KEYS):
         k = tl.reshape(key.load([image, begin, channel]), (KEYS, SIZE))
         powers = tl.exp2(tl.dot(q, tl.trans(k)) * scale)
         total += tl.sum(powers, 1)
         v = tl.reshape(value.load([image, begin, channel]), (KEYS, SIZE))
         sums = tl.dot(powers.to(v.dtype), v, sums)
-    if whole < keys:
-        k = tl.reshape(key.load([image, whole, channel]), (KEYS, SIZE))
+    if full_keys < keys:
+        k = tl.reshape(key.load([image, full_keys, channel]), (KEYS, SIZE))
         powers = tl.exp2(tl.dot(q, tl.trans(k)) * scale)
-        powers = tl.where(tl.arange(0, KEYS)[None, :] < keys - whole, powers, 0)
+        powers = tl.where(tl.arange(0, KEYS)[None, :] < keys - full_keys, powers, 0)
         total += tl.sum(powers, 1)
-        v = tl.reshape(value.load([image, whole, channel]), (KEYS, SIZE))
+        v = tl.reshape(value.load([image, full_keys, channel]), (KEYS, SIZE))
         sums = tl.dot(powers.to(v.dtype), v, sums)
     result = (sums / total[:, None]).to(q.dtype)
     out.store([image, row, channel], tl.reshape(result, (1, QUERIES, SIZE)))

@@ -165,18 +165,18 @@ def _fp8_attention(
     largest = tl.full((QUERIES,), -1e30, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     sums = tl.zeros((QUERIES, SIZE), tl.float32)
-    whole = keys // KEYS * KEYS
-    for begin in range(0, whole, KEYS):
+    full_keys = keys // KEYS * KEYS
+    for begin in range(0, full_keys, KEYS):
         k = tl.reshape(key.load([clip, begin, channel]), (KEYS, SIZE))
         v = tl.reshape(value.load([clip, channel, begin]), (SIZE, KEYS))
         logits = tl.dot(q, tl.trans(k))
         by = scale * tl.load(key_scales + begin // KEYS)
         largest, total, sums = _added(logits, by, v, largest, total, sums, SHIFT)
-    if whole < keys:
-        k = tl.reshape(key.load([clip, whole, channel]), (KEYS, SIZE))
-        v = tl.reshape(value.load([clip, channel, whole]), (SIZE, KEYS))
-        logits = tl.where(tl.arange(0, KEYS)[None, :] < keys - whole, tl.dot(q, tl.trans(k)), -float("inf"))
-        by = scale * tl.load(key_scales + whole // KEYS)
+    if full_keys < keys:
+        k = tl.reshape(key.load([clip, full_keys, channel]), (KEYS, SIZE))
+        v = tl.reshape(value.load([clip, channel, full_keys]), (SIZE, KEYS))
+        logits = tl.where(tl.arange(0, KEYS)[None, :] < keys - full_keys, tl.dot(q, tl.trans(k)), -float("inf"))
+        by = scale * tl.load(key_scales + full_keys // KEYS)
         largest, total, sums = _added(logits, by, v, largest, total, sums, SHIFT)
     result = sums / total[:, None] * tl.load(value_scales + pair)
     out.store([clip, row, channel], tl.reshape(result.to(tl.bfloat16), (1, QUERIES, SIZE)))

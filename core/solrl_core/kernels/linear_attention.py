@@ -94,9 +94,9 @@ def _linear_attention(
         v = tl.load(value + token * channels, here, 0)
         sums = tl.dot(k, v, sums)
         norms = tl.dot(k, ones, norms)
-    same = (i[:, None] // SIZE) == (i[None, :] // SIZE)
-    sums_high, sums_low = halves(tl.where(same, sums, 0), value.dtype.element_ty)
-    norms_high, norms_low = halves(tl.where(same, norms, 0), value.dtype.element_ty)
+    diagonal = (i[:, None] // SIZE) == (i[None, :] // SIZE)
+    sums_high, sums_low = halves(tl.where(diagonal, sums, 0), value.dtype.element_ty)
+    norms_high, norms_low = halves(tl.where(diagonal, norms, 0), value.dtype.element_ty)
     query += image + c[None, :]
     out += image + c[None, :]
     for begin in range(0, tokens, TOKENS):

@@ -23,15 +23,15 @@ def round_rows(x: Tensor, out: Tensor) -> None:
     Both are contiguous, and K is a multiple of 16.
     """
     count, length = x.shape
-    whole = length <= _WHOLE
-    piece = max(_BLOCK, triton.next_power_of_2(length)) if whole else _PIECE
+    one_piece = length <= _WHOLE
+    piece = max(_BLOCK, triton.next_power_of_2(length)) if one_piece else _PIECE
     pieces = triton.cdiv(length, piece)
-    largest = torch.zeros(0 if whole else count, dtype=torch.int32, device=x.device)
+    largest = torch.zeros(0 if one_piece else count, dtype=torch.int32, device=x.device)
     with torch.cuda.device_of(x):
-        if not whole:
+        if not one_piece:
             _largest[(count * pieces,)](x, largest, length, pieces, PIECE=piece)
         # A fused multiply-add would round the sum of `_nearest` once instead of twice.
-        _round[(count * pieces,)](x, out, largest, length, pieces, PIECE=piece, WHOLE=whole, enable_fp_fusion=False)
+        _round[(count * pieces,)](x, out, largest, length, pieces, PIECE=piece, WHOLE=one_piece, enable_fp_fusion=False)
 
 
 @triton.jit

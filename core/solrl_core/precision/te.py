@@ -58,8 +58,8 @@ class _Te(QuantLayer):
             shape = tuple(weight.shape[:2])
             raise ValueError(f"native NVFP4 weights need both axes to be multiples of {MULTIPLE}: got {shape}")
         if (obstacle := nvfp4_obstacle(weight.device)) is not None:
-            others = "fp8 or bf16" if has_fp8(weight.device) else "bf16"
-            raise ValueError(f"native nvfp4 by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
+            alternatives = "fp8 or bf16" if has_fp8(weight.device) else "bf16"
+            raise ValueError(f"native nvfp4 by Transformer Engine: {obstacle}; use {alternatives}, or emulated nvfp4")
         parts = _engine(weight.device).quantize_weight(weight)
         self._names = ["weight", *(f"scale_{i}" for i in range(1, len(parts)))]
         for name, part in zip(self._names, parts, strict=True):

@@ -41,11 +41,11 @@ def padded_batches(count: int, limit: int, device: torch.device) -> list[PaddedB
         fewest = min(FEWEST_ON_CPU, limit)
         slices = even_slices(count, min(limit, MOST_ON_CPU), device, fewest)
         return [_padded(part.start, part.stop, fewest) for part in slices]
-    whole, quarter = gpu_batch_sizes(limit)
+    full, quarter = gpu_batch_sizes(limit)
     cut = []
     start = 0
     while start < count:
-        size = whole if count - start > whole - quarter else quarter
+        size = full if count - start > full - quarter else quarter
         cut.append(_padded(start, min(start + size, count), size))
         start += size
     return cut

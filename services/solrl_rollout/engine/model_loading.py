@@ -73,11 +73,11 @@ def _alone(lock: str | None) -> Iterator[None]:
 @contextmanager
 def _fitting(spec: ModelSpec, settings: RolloutSettings, runners: Mapping[str, ModelRunner]) -> Iterator[None]:
     """If memory runs out within the block, name the model that does not fit, and the models loaded before it."""
-    others = [name for name in runners if name != spec.name]
+    other_models = [name for name in runners if name != spec.name]
     try:
         yield
     except torch.OutOfMemoryError as error:
-        beside = f" with {', '.join(others)} loaded" if others else ""
+        beside = f" with {', '.join(other_models)} loaded" if other_models else ""
         raise RuntimeError(
             f"{spec.location} does not fit on {settings.device}{beside}: {error}; `solrl-rollout memory --model "
             f"{spec.location}` plans what fits; serve fewer models, at a lower precision, or on a larger GPU"

@@ -45,9 +45,9 @@ class MemoryRunStore(RunStore):
         runs = self._tenants[tenant]
         run = runs.get(info.run, _Run())
         stored = run.versions.get(info.version)
-        same = admit(info, max(run.versions, default=None), stored and stored[0])
-        if same is not None:
-            return same, False
+        stored_info = admit(info, max(run.versions, default=None), stored and stored[0])
+        if stored_info is not None:
+            return stored_info, False
         old = sorted([*run.versions, info.version])[: -self.retain]
         size = sum(entry.size for entry in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
         if self.quota is not None and size > self.quota:

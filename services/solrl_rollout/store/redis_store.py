@@ -139,9 +139,9 @@ class RedisRunStore(RunStore):
         if outcome == b"refused":
             head, stored = details
             existing = info_of(info.run, info.version, stored) if stored else None
-            same = admit(info, head_of(info.run, head), existing)
-            assert same is not None
-            return same, False
+            stored_info = admit(info, head_of(info.run, head), existing)
+            assert stored_info is not None
+            return stored_info, False
         return info, True
 
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:

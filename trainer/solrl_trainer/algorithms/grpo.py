@@ -74,11 +74,11 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
         settings = self.settings
         before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
         change = batch.log_prob_under(velocity.current) - before
-        others = {"old_kl": (change.detach() ** 2).mean() / 2}
-        others |= log_prob_gap(batch, before) if settings.recompute else {}
+        diagnostics = {"old_kl": (change.detach() ** 2).mean() / 2}
+        diagnostics |= log_prob_gap(batch, before) if settings.recompute else {}
         advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
         value, figures = clipped_objective(change, advantages, settings.clip_range)
-        return Loss(value, figures | others)
+        return Loss(value, figures | diagnostics)
 
 
 def kl_divergence(batch: TrajectoryBatch, velocity: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

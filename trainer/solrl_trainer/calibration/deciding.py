@@ -100,9 +100,9 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
     ]
 
 
-def times_as_long(times: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> IntervalEstimate:
+def times_as_long(times: npt.NDArray[np.float64], reference: npt.NDArray[np.float64]) -> IntervalEstimate:
     """Ratio of the times of the same prompts."""
-    return IntervalEstimate(*median_interval(times / others))
+    return IntervalEstimate(*median_interval(times / reference))
 
 
 def cheapest(measured: Sequence[MeasuredPlan], minimum: float) -> MeasuredPlan | None:
@@ -145,10 +145,10 @@ def _none_chosen(measured: Sequence[MeasuredPlan], minimum: float) -> list[str]:
 def _undecided(plans: Sequence[MeasuredPlan], minimum: float, what: str) -> str:
     """Plans between met and missed, and the prompts that would decide about the one decided first."""
     first = min(plans, key=lambda plan: plan.prompts_to_decide(minimum))
-    needed = first.prompts_to_decide(minimum)
-    count = f"about {round(needed)}" if needed <= _MANY_PROMPTS else f"more than {_MANY_PROMPTS:,}"
-    others = f", and {len(plans) - 1} other plans" if len(plans) > 1 else ""
+    prompts = first.prompts_to_decide(minimum)
+    count = f"about {round(prompts)}" if prompts <= _MANY_PROMPTS else f"more than {_MANY_PROMPTS:,}"
+    more_plans = f", and {len(plans) - 1} other plans" if len(plans) > 1 else ""
     return (
-        f"{what}: {name(first.plan)} with a separation of {first.separation.text('.3f')}{others}; "
+        f"{what}: {name(first.plan)} with a separation of {first.separation.text('.3f')}{more_plans}; "
         f"{count} prompts would decide about it"
     )

@@ -79,8 +79,8 @@ def evaluate_run(
     changes = dict(parse_override(override) for override in overrides)
     config = _changed(saved, changes, {"prompts": prompts, "seeds": seeds, "steps": steps})
     settings = config.evaluate
-    whole = prompts_of_run(config.prompt_sources, "test")
-    held_out = whole.sample(settings.prompts)
+    test_prompts = prompts_of_run(config.prompt_sources, "test")
+    held_out = test_prompts.sample(settings.prompts)
     chosen = changes.get("reward_options", {})
     options = saved.reward_options | chosen
     names = list(rewards)
@@ -99,7 +99,7 @@ def evaluate_run(
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
     version = best_version(folder) if checkpoint is None else checkpoint
     stored = checkpoints.require(folder / "checkpoints", version, world)
-    log_covered(whole, settings.prompts, "evaluated")
+    log_covered(test_prompts, settings.prompts, "evaluated")
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)
     backbone = load_backbone(config.model, device=device, revision=config.revision, size=config.generate.size)

@@ -101,8 +101,8 @@ def import_prompts(
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of_split[split]))
         notes.append(f"{path}: {len(rows_of_split[split]):,} prompt{'s' * (len(rows_of_split[split]) != 1)}")
     texts = {split: [row["prompt"] for row in rows] for split, rows in rows_of_split.items()}
-    if both := in_both(texts["train"], texts["test"], " or ".join(path.name for path in targets.values())):
-        notes.append(both)
+    if shared := in_both(texts["train"], texts["test"], " or ".join(path.name for path in targets.values())):
+        notes.append(shared)
     return notes
 
 

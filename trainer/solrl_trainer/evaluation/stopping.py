@@ -32,10 +32,10 @@ def clear_fall(lines: Sequence[Line], weights: Mapping[str, float], version: int
     newest = next((line for line in reversed(lines) if line["version"] == version), {})
     if "high" not in newest or not {version, best} <= scores.keys():
         return None
-    (name, weight), *others = weights.items()
+    (name, weight), *further = weights.items()
     ends = [newest[end].get(TRAINED_SUM) for end in ("low", "high")]
     if ends[1] is None:
-        if others:
+        if further:
             return None
         ends = sorted(weight * newest[end][name] for end in ("low", "high"))
     if ends[1] >= scores[best]:

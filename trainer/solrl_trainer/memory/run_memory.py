@@ -131,11 +131,11 @@ class RunMemory:
 
     def phases(self, layout: MemoryLayout) -> dict[str, int]:
         """Phase → peak bytes in addition to those in use in every phase."""
-        whole = self.gathered if layout.sharded else 0
-        phases = {phase: peak + whole * phase.startswith("denoise") for phase, peak in self.generation.items()}
+        gathered = self.gathered if layout.sharded else 0
+        phases = {phase: peak + gathered * phase.startswith("denoise") for phase, peak in self.generation.items()}
         if layout.offloaded:
             phases["encode"] += sum(self.encoders.values())
-        return {**phases, "train": whole + sum(self.training.activations(layout.checkpointed).values())}
+        return {**phases, "train": gathered + sum(self.training.activations(layout.checkpointed).values())}
 
     def total(self, layout: MemoryLayout) -> int:
         """Bytes at the peak of the largest phase."""

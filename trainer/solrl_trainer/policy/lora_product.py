@@ -101,9 +101,9 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) 
 
 
 def _backward(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Any, ...]:
-    x, inner, *rest = ctx.saved_tensors
+    x, inner, *tensors = ctx.saved_tensors
     count = ctx.count
-    weights, a, b = rest[:count], rest[count : 2 * count], rest[2 * count :]
+    weights, a, b = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
     outer = [gradient.contiguous() for gradient in gradients[:-1]]
     input_too: bool = ctx.needs_input_grad[0]
     results = lora_product_backward(outer, x, inner, weights, a, b, ctx.scale, input_too)

@@ -85,14 +85,14 @@ class Policy:
         self._lora = lora
         self.transformer = backbone.transformer
         self._on_gpu = backbone.device.type == "cuda"
-        whole = adapter_layout(self.transformer, backbone.lora_targets)
+        full_layout = adapter_layout(self.transformer, backbone.lora_targets)
         chosen = chosen_layers(self.transformer, backbone.lora_targets, lora.targets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layers = inject(self.transformer, chosen, lora.rank, lora.alpha, backbone.device)
         self._others = {
             key: zeros
-            for module, (rows, columns) in whole.items()
+            for module, (rows, columns) in full_layout.items()
             if module not in layers
             for key, zeros in (
                 (lora_a_key(module), torch.zeros(lora.rank, columns)),

@@ -168,9 +168,9 @@ def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, who
     fully_shard(trained, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
     sharded = fully_shard(served, mesh=mesh, reshard_after_forward=True)
     parts = dict(trained.named_parameters())
-    for name, same in shared.items():
+    for name, trained_name in shared.items():
         owner, _, attribute = name.rpartition(".")
-        setattr(served.get_submodule(owner), attribute, parts[same])
+        setattr(served.get_submodule(owner), attribute, parts[trained_name])
     return sharded
 
 

@@ -170,8 +170,8 @@ class Updater:
         batch = self._data.batch(samples, rows, at, sigmas, noise, device)
         conditioning = samples.conditioning_of(rows)
         # On a CPU in threads, of whole units.
-        whole = even_slices(len(units), max(1, self.settings.batch // size), device)
-        parts = [slice(part.start * size, part.stop * size) for part in whole]
+        unit_slices = even_slices(len(units), max(1, self.settings.batch // size), device)
+        parts = [slice(part.start * size, part.stop * size) for part in unit_slices]
 
         def velocity(part: slice) -> torch.Tensor:
             rows = {name: value[part] for name, value in conditioning.items()}

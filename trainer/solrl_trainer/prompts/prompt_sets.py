@@ -119,14 +119,14 @@ def read_prompts(folder: Path, split: str) -> list[PromptItem]:
 def in_both(train: Sequence[str], test: Sequence[str], files: str) -> str:
     """Note about the texts that are in both splits, but for what `folded` ignores; empty if there are none."""
     trained, alike = set(train), set(map(folded, train))
-    both = list(dict.fromkeys(text for text in test if folded(text) in alike))
-    if not both:
+    repeats = list(dict.fromkeys(text for text in test if folded(text) in alike))
+    if not repeats:
         return ""
-    near = sum(text not in trained for text in both)
+    near = sum(text not in trained for text in repeats)
     but = f" ({near:,} of them but for case, spaces, Unicode's form or punctuation at the end)" if near else ""
     return (
-        f"{len(both):,} held-out prompts are also training prompts{but}, so their figures show what was trained on; "
-        f"remove them from {files}: {both[0][:80]!r}" + (", …" if len(both) > 1 else "")
+        f"{len(repeats):,} held-out prompts are also training prompts{but}, so their figures show what was trained on; "
+        f"remove them from {files}: {repeats[0][:80]!r}" + (", …" if len(repeats) > 1 else "")
     )
 
 
@@ -233,8 +233,8 @@ class PromptSet:
 
     def sample(self, count: int) -> list[PromptItem]:
         """The first `count` prompts `by_digest`, or `all` if there are no more."""
-        whole = self.all
-        return whole if count >= len(whole) else self.by_digest[:count]
+        prompts = self.all
+        return prompts if count >= len(prompts) else self.by_digest[:count]
 
     def covered(self, count: int) -> str:
         """What `sample` takes, as in "4 of 553 by digest; tag: color 1 of 94, …"; empty if it takes all."""

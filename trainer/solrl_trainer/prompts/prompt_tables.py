@@ -53,8 +53,8 @@ def prompts_of(rows: Iterable[Row], key: str | None = None) -> Iterator[PromptRo
     """Rows with their prompt: the field `key`, or the first of KEYS in the first row. ValueError: a row has none."""
     for place, fields in rows:
         key = _prompt_key(fields, place, key)
-        others = dict(fields)
-        yield place, others.pop(key), others
+        metadata = dict(fields)
+        yield place, metadata.pop(key), metadata
 
 
 def _prompt_key(fields: Mapping[str, Any], place: str, key: str | None) -> str:
@@ -165,8 +165,8 @@ def _plain_columns(schema: Any, path: Path) -> list[str]:
     """Names of the columns that JSON has a form for; a warning names the others."""
     _unique(schema.names, path)
     plain = [name for name, kind in zip(schema.names, schema.types, strict=True) if _plain(kind)]
-    if others := sorted(set(schema.names) - set(plain)):
-        logger.warning(f"{path}: columns that JSON has no form for are left out: {', '.join(others)}")
+    if dropped := sorted(set(schema.names) - set(plain)):
+        logger.warning(f"{path}: columns that JSON has no form for are left out: {', '.join(dropped)}")
     return plain
 
 

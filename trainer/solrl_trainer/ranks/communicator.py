@@ -79,7 +79,7 @@ def require_equal(what: str, value: str, world: Communicator) -> None:
     """Stop a run whose ranks have diverged in a value, by a RuntimeError that names the ranks and their values."""
     values = gather_values(value, world)
     if len(set(values)) > 1:
-        ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
+        ranks = {value: [rank for rank, reported in enumerate(values) if reported == value] for value in values}
         named = "; ".join(f"{value} on rank {', '.join(map(str, where))}" for value, where in ranks.items())
         raise RuntimeError(
             f"the ranks have diverged: {what} is {named}; expected the same on all. Look for a machine with other "

@@ -81,10 +81,10 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     `source` is the first argument of `load_lora_weights`: a repository of the hub, or a folder.
     """
     environment = rendering.environment(keep_trailing_newline=True)
-    file, rest = split_model(config.model)
-    registered = rest in MODELS
-    on_hub = not registered and not Path(rest).is_dir()
-    base = rest if registered or on_hub else Path(rest).name
+    file, location = split_model(config.model)
+    registered = location in MODELS
+    on_hub = not registered and not Path(location).is_dir()
+    base = location if registered or on_hub else Path(location).name
     place = f"locate({base!r})" if registered else repr(base if on_hub else f"path/to/{base}")
     name = base if file is None else file.name
     model = describe_model(config.model, config.revision)

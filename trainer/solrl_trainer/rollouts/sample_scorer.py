@@ -77,11 +77,11 @@ def score_policy_images(
     `names` are rewards of prompts that name none, and `always` of all prompts. Errors are those of `Scorer.score`, and
     a FloatingPointError for images that are not finite.
     """
-    needed = [tuple(dict.fromkeys((*rewards_to_score(prompt, names), *always))) for prompt in prompts]
-    scores = {name: torch.full((len(prompts),), torch.nan) for name in dict.fromkeys(chain(names, *needed))}
+    reward_names = [tuple(dict.fromkeys((*rewards_to_score(prompt, names), *always))) for prompt in prompts]
+    scores = {name: torch.full((len(prompts),), torch.nan) for name in dict.fromkeys(chain(names, *reward_names))}
     times = []
     try:
-        for rewards, rows in group_indices(needed):
+        for rewards, rows in group_indices(reward_names):
             chosen = images if len(rows) == len(prompts) else images[rows]
             part, spent = scorer.score(rewards, chosen, [prompts[row] for row in rows])
             times.append(spent)

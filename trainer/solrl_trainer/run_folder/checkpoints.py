@@ -168,11 +168,11 @@ def _files(path: Path) -> dict[str, bytes]:
         raise DamagedCheckpointError(
             f"checkpoint {path} is damaged: {CHECKSUMS} is missing or cannot be read ({error})"
         ) from error
-    needed = {CONFIG, PARTS, STATE, ADAPTER}
-    if odd := sorted(needed.symmetric_difference(name for name in checksums if not _OLDER_ADAPTER.fullmatch(name))):
+    required = {CONFIG, PARTS, STATE, ADAPTER}
+    if odd := sorted(required.symmetric_difference(name for name in checksums if not _OLDER_ADAPTER.fullmatch(name))):
         raise DamagedCheckpointError(
             f"checkpoint {path} is damaged: {CHECKSUMS} names {', '.join(map(repr, checksums)) or 'no file'}; expected "
-            f"{', '.join(sorted(needed))} and adapter-VERSION.safetensors alone, which differs in {odd[0]!r}"
+            f"{', '.join(sorted(required))} and adapter-VERSION.safetensors alone, which differs in {odd[0]!r}"
         )
     files = {}
     for name, expected in checksums.items():

@@ -96,8 +96,8 @@ def hacked_text(rewards: Mapping[str, Mapping[str, float]], weights: Mapping[str
     fell = [name for name, row in rewards.items() if name not in (TRAINED_SUM, *weights) and row["high"] < 0]
     if not rose or not fell:
         return ""
-    *others, last = fell
-    names = f"{', '.join(others)} and {last}" if others else last
+    *earlier, last = fell
+    names = f"{', '.join(earlier)} and {last}" if earlier else last
     return f"the trained score rose, but {names} fell: look at the images, the reward may be hacked"
 
 
@@ -139,9 +139,9 @@ def duration_text(seconds: float) -> str:
     """Format seconds as h, min and s."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_over = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02} s"
+        return f"{minutes} min {seconds_over:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 

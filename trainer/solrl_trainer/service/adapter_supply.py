@@ -76,7 +76,7 @@ class AdapterSupply:
     def _rewind(self, adapter_list: AdapterList, version: int) -> None:
         """Make `version` the head again, or delete the run if the service lacks a required version."""
         stored = {info.version: info.digest for info in adapter_list.versions}
-        if all(stored.get(needed) == adapter_digest(adapter) for needed, adapter in self._adapters.items()):
+        if all(stored.get(version) == adapter_digest(adapter) for version, adapter in self._adapters.items()):
             try:
                 self._client.rewind(self._run, version, adapter_list.head)
             except ProblemError as error:

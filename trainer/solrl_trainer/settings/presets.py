@@ -349,8 +349,8 @@ def _without_other_algorithm(preset: Sequence[Layer], users: Sequence[Layer]) ->
     Algorithms share a setting if both inherit it from one class: a name alone may mean something else, as `beta` does.
     """
     before, after = _algorithm_settings(preset), _algorithm_settings([*preset, *users])
-    both = [kind for kind in before.__mro__ if kind in after.__mro__ and issubclass(kind, AlgorithmSettings)]
-    foreign = before.model_fields.keys() - {key for kind in both for key in kind.model_fields}
+    common = [kind for kind in before.__mro__ if kind in after.__mro__ and issubclass(kind, AlgorithmSettings)]
+    foreign = before.model_fields.keys() - {key for kind in common for key in kind.model_fields}
     layers: list[Layer] = []
     for source, layer in preset:
         if dropped := layer.keys() & {f"algorithm.{key}" for key in foreign}:

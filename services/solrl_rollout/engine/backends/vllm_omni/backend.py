@@ -57,7 +57,7 @@ class VllmOmniBackend:
         self._backbone, self._device = backbone, backbone.device
         if self._device.type == "cuda":
             backbone.compile_decoder()
-        others = {name: part for name, part in backbone.parts.items() if part is not skeleton.transformer}
+        other_parts = {name: part for name, part in backbone.parts.items() if part is not skeleton.transformer}
         transformer = checkpoint_digest(skeleton.transformer, folder / "transformer", self._device)
         self.identity = Identity(
             family=backbone.family,
@@ -66,7 +66,7 @@ class VllmOmniBackend:
             latent_shape=backbone.latent_shape,
             digests={
                 "transformer": transformer,
-                **part_digests(others),
+                **part_digests(other_parts),
                 SCHEDULE: schedule_digest(backbone.sigmas),
             },
             adapter_layout=adapter_layout(skeleton.transformer, backbone.lora_targets),

@@ -45,8 +45,8 @@ def require_packages() -> None:
         except metadata.PackageNotFoundError:
             installed[name] = "no"
     if installed != VERSIONS:
-        needed, got = (" and ".join(map(" ".join, pair.items())) for pair in (VERSIONS, installed))
-        raise RuntimeError(f"--engine vllm-omni needs {needed}, and found {got}: install both from {INSTALL}")
+        expected, got = (" and ".join(map(" ".join, pair.items())) for pair in (VERSIONS, installed))
+        raise RuntimeError(f"--engine vllm-omni needs {expected}, and found {got}: install both from {INSTALL}")
 
 
 def served_family(family: str, precision: RequestedPrecision) -> Family:
