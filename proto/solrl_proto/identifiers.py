@@ -68,8 +68,8 @@ def _counted(value: Any, limit: int) -> Any:
 
 def split_checkpoint(model: str) -> tuple[str | None, str]:
     """Split `FILE.safetensors+MODEL` into file and model; (None, text) for a text without a file."""
-    file, plus, rest = model.partition(f"{CHECKPOINT}+")
-    return (f"{file}{CHECKPOINT}", rest) if plus else (None, model)
+    file, plus, base = model.partition(f"{CHECKPOINT}+")
+    return (f"{file}{CHECKPOINT}", base) if plus else (None, model)
 
 
 def default_model_name(model: str) -> str:

@@ -27,7 +27,7 @@ class FairShare(Generic[Key]):
 
     def arrive(self, key: Key, waiting: Collection[Key]) -> None:
         """Register a key that begins to wait; `waiting` are the other waiting keys."""
-        floor = min((self._spent[other] for other in waiting), default=self._clock)
+        floor = min((self._spent[key] for key in waiting), default=self._clock)
         # A floor is negative if lost work was put back after its cost was forgotten.
         debt = self._spent.get(key, floor)
         if debt <= floor:

@@ -165,7 +165,7 @@ class Batcher:
         except asyncio.CancelledError:
             if request in self._waiting:
                 self._remove(request)
-            elif all(other.answer.done() for other in self._batch):
+            elif all(request.answer.done() for request in self._batch):
                 self._cancelled.set()
             raise
 

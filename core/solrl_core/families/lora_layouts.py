@@ -69,8 +69,8 @@ def read_layers(tensors: Mapping[str, Tensor]) -> list[FileLayer]:
         if not torch.isfinite(tensor).all():
             raise ValueError(f"has values in {key} that are not finite; expected a LoRA whose training did not diverge")
         layer, part = match["name"].replace(".", "_"), _PARTS[match["part"]]
-        if other := by_layer.setdefault(layer, {}).get(part):
-            raise ValueError(f"has both {other} and {key}, of one layer; expected one: remove the other from the file")
+        if twin := by_layer.setdefault(layer, {}).get(part):
+            raise ValueError(f"has both {twin} and {key}, of one layer; expected one: remove the other from the file")
         by_layer[layer][part], names[layer] = key, match["name"]
     if not by_layer:
         raise ValueError("has no tensors; expected lora_A and lora_B of some modules")

@@ -76,8 +76,8 @@ class Sana(PipelineBackbone):
 
     def stack(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Conditioning of a batch. On a GPU, candidates of one prompt share a row, which fused layers compute once."""
-        first, *others = conditionings
-        if self.device.type != "cuda" or any(conditioning is not first for conditioning in others):
+        first, *further = conditionings
+        if self.device.type != "cuda" or any(conditioning is not first for conditioning in further):
             return super().stack(conditionings)
         return {name: row.expand(len(conditionings), *row.shape[1:]) for name, row in first.items()}
 

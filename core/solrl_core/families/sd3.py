@@ -97,7 +97,7 @@ class Sd3FusedBlock(FusedBlock):
     ) -> tuple[Tensor | None, Tensor]:
         """Return text tokens [B, T, C] (None from the last block) and image tokens [B, S, C]."""
         x, text = hidden_states, encoder_hidden_states
-        shift, scale, gate, *rest = modulations(self.norm1, temb, 6 if self.attn2 is None else 9)
+        shift, scale, gate, *modulation = modulations(self.norm1, temb, 6 if self.attn2 is None else 9)
         if self.context_pre_only:
             text_scale, text_shift = modulations(self.norm1_context, temb, 2)
         else:
@@ -106,10 +106,10 @@ class Sd3FusedBlock(FusedBlock):
         text_in = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
         out, text_out = _joint_attention(self.attn, image_in, text_in, self.bounded)
         if self.attn2 is not None:
-            shift, scale, second_gate = rest[3:]
+            shift, scale, second_gate = modulation[3:]
             image_in = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn2))
             x, out, gate = x + gate[:, None] * out, _attention(self.attn2, image_in, self.second_bounded), second_gate
-        x = add_and_feed_forward(x, out, gate, self.norm2, rest[:3], self.ff)
+        x = add_and_feed_forward(x, out, gate, self.norm2, modulation[:3], self.ff)
         if self.context_pre_only:
             return None, x
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x

@@ -153,7 +153,7 @@ class WanFusedBlock(FusedBlock):
     ) -> Tensor:
         """Return the clip's tokens [B, S, C]; the modulation is [B, 6, C], cosines and sines are [1, S, 1, D]."""
         x = hidden_states
-        shift, scale, gate, *rest = (self.scale_shift_table + temb.float()).unbind(1)
+        shift, scale, gate, *modulation = (self.scale_shift_table + temb.float()).unbind(1)
         attn = self.attn1
         q, k, v = project(image_layers(attn), _modulated(x, self.norm1, scale, shift, image_layers(attn)))
         q, k = (_rotated(_heads(norm(y), attn), rotary_emb) for norm, y in ((attn.norm_q, q), (attn.norm_k, k)))
@@ -163,7 +163,7 @@ class WanFusedBlock(FusedBlock):
         k, v = project([attn.to_k, attn.to_v], encoder_hidden_states)
         q = attn.norm_q(attn.to_q(self.norm2(x.float()).to(x.dtype)))
         x = x + _attended(attn, _heads(q, attn), _heads(attn.norm_k(k), attn), v, attend)
-        shift, scale, gate = rest
+        shift, scale, gate = modulation
         return _added(x, self.ffn(_modulated(x, self.norm3, scale, shift, [self.ffn.net[0].proj])), gate)
 
 

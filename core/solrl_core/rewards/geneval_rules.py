@@ -100,12 +100,12 @@ def _matches(
     return targets is not None and all(relation in relations(box, target) for box in group for target in targets)
 
 
-def relations(subject: DetectedObject, other: DetectedObject) -> set[str]:
+def relations(subject: DetectedObject, target: DetectedObject) -> set[str]:
     """Relations of an object to another, of `RELATIONS`; none if they are too near."""
-    across = (subject.left + subject.right - other.left - other.right) / 2
-    down = (subject.top + subject.bottom - other.top - other.bottom) / 2
-    widths = abs(subject.right - subject.left) + abs(other.right - other.left)
-    heights = abs(subject.bottom - subject.top) + abs(other.bottom - other.top)
+    across = (subject.left + subject.right - target.left - target.right) / 2
+    down = (subject.top + subject.bottom - target.top - target.bottom) / 2
+    widths = abs(subject.right - subject.left) + abs(target.right - target.left)
+    heights = abs(subject.bottom - subject.top) + abs(target.bottom - target.top)
     x, y = _beyond(across, POSITION_MARGIN * widths), _beyond(down, POSITION_MARGIN * heights)
     if abs(x) < 1e-3 and abs(y) < 1e-3:
         return set()

@@ -299,9 +299,9 @@ class RewardSet:
             rules[name], _ = _frame_rule(source, _options(source, model, by_name.get(name)))
         return cls(rewards, rules)
 
-    def joined(self, others: Mapping[str, Reward]) -> "RewardSet":
+    def joined(self, additions: Mapping[str, Reward]) -> "RewardSet":
         """These rewards and further ones, which replace rewards of equal names."""
-        return RewardSet({**self._rewards, **others}, {k: v for k, v in self._rules.items() if k not in others})
+        return RewardSet({**self._rewards, **additions}, {k: v for k, v in self._rules.items() if k not in additions})
 
     @property
     def names(self) -> tuple[str, ...]:

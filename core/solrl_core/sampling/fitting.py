@@ -141,8 +141,8 @@ class _Path:
         columns = [(latents - end) / _NUDGE for latents in (*self._with_other_steps(), *self._with_other_sigmas())]
         changes = iter(_least_squares((*columns, *self.parts[-1]), self.examples.latents[-1] - end, _DAMPING))
         step_coeffs = [tuple(weight + next(changes) for weight in row) for row in self.solver.step_coeffs]
-        first, *others = self.solver.sigmas
-        sigmas = [first, *(round(sigma + next(changes), 3) for sigma in others)]
+        first, *later_sigmas = self.solver.sigmas
+        sigmas = [first, *(round(sigma + next(changes), 3) for sigma in later_sigmas)]
         in_order = all(0 < later < earlier for earlier, later in pairwise(sigmas))
         if not in_order or not all(abs(weight) <= MAX_WEIGHT for row in step_coeffs for weight in row):
             return None

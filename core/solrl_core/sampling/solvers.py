@@ -71,7 +71,7 @@ class Solver(ABC):
     def join(self, others: Sequence[Self]) -> Self:
         """One solver for the candidates of this solver and of `others`, which must have taken the same steps."""
         joined = self.copy()
-        joined.history = tuple(map(torch.cat, zip(self.history, *(other.history for other in others), strict=True)))
+        joined.history = tuple(map(torch.cat, zip(self.history, *(solver.history for solver in others), strict=True)))
         return joined
 
     def _straight(self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor) -> Tensor:

@@ -81,13 +81,13 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
         return Loss(value, figures | diagnostics)
 
 
-def kl_divergence(batch: TrajectoryBatch, velocity: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def kl_divergence(batch: TrajectoryBatch, velocity: torch.Tensor, reference_velocity: torch.Tensor) -> torch.Tensor:
     """KL divergence [B] of the steps' Gaussians under two velocities, with equal variance, as a mean over latents.
 
     It is (μ − μ')² / (2·s²·(σ − σ′)); see FlowGRPO's equation for D_KL.
     """
     mean, deviation = batch.gaussian_under(velocity)
-    other_mean, _ = batch.gaussian_under(other)
+    other_mean, _ = batch.gaussian_under(reference_velocity)
     return ((mean - other_mean) ** 2 / (2 * deviation**2)).flatten(1).mean(1)
 
 

@@ -120,13 +120,13 @@ def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
 
 
 def shard_base(
-    backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: Policy, world: Communicator
+    backbone: Backbone, generator: Generator, explorers: Sequence[Generator], policy: Policy, world: Communicator
 ) -> LockstepCommunicator:
     """Spread the blocks of a policy and of its BF16 generator over the ranks, in place; return the world to use then.
 
     Weights may be in host memory. Block after block moves to the device, where only this rank's part remains. All other
     weights follow. The generator of the samples shares its parts of the weights that no adapter changes with the
-    policy. The `others`, at other precisions, stay whole, and read the base's weights for merging.
+    policy. The `explorers`, at other precisions, stay whole, and read the base's weights for merging.
     """
     mesh = init_device_mesh(backbone.device.type, (world.size,))
     served = wrap_blocks(generator.transformer, backbone)
@@ -150,22 +150,22 @@ def shard_base(
         if world.rank < len(parts):
             module.weight.to_local().copy_(parts[world.rank])
 
-    for merging in (generator, *others):
+    for merging in (generator, *explorers):
         merging.merge_through(read, write)
     in_step = LockstepCommunicator(world, lambda: _take_part(sharded))
     generator.transformer.register_forward_pre_hook(lambda *_: in_step.before_forward())
     return in_step
 
 
-def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> FSDPModule:
-    """Shard a block of the policy, except its `whole` weights, and that of its generator; return the latter."""
+def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, ignored: set[nn.Parameter]) -> FSDPModule:
+    """Shard a block of the policy, except its `ignored` weights, and that of its generator; return the latter."""
     names = {id(weight): name for name, weight in trained.named_parameters()}
     shared = {
         name: names[id(weight)]
         for name, weight in served.named_parameters()
         if id(weight) in names and _is_shared(weight, mesh.size())
     }
-    fully_shard(trained, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
+    fully_shard(trained, mesh=mesh, ignored_params=ignored, reshard_after_forward=True)
     sharded = fully_shard(served, mesh=mesh, reshard_after_forward=True)
     parts = dict(trained.named_parameters())
     for name, trained_name in shared.items():

@@ -89,12 +89,12 @@ def read_split(folder: Path, split: str) -> Split:
 @lru_cache(maxsize=8)  # a run asks several times, and a large file takes seconds
 def _read(folder: Path, split: str, files: tuple[tuple[Path, int, int], ...]) -> Split:
     """The split of files with these times of change and sizes, of which all have the same prompts."""
-    (path, *_), *others = files
+    (path, *_), *duplicates = files
     rows = list(_items(path))
     if not rows:
         raise ValueError(f"{folder}: the {split} prompts are empty")
-    for other, *_ in others:
-        _require_equal({item.text for item in rows}, path, {item.text for item in _items(other)}, other)
+    for duplicate, *_ in duplicates:
+        _require_equal({item.text for item in rows}, path, {item.text for item in _items(duplicate)}, duplicate)
     unique = list({_content(item): item for item in rows}.values())
     prompts = _identified(unique, Counter(item.text for item in unique))
     return Split(path, tuple(prompts), len(rows))
@@ -164,11 +164,11 @@ def prompt_item(row: PromptRow) -> PromptItem:
     return item
 
 
-def _require_equal(texts: set[str], path: Path, others: set[str], other: Path) -> None:
+def _require_equal(texts: set[str], path: Path, other_texts: set[str], duplicate: Path) -> None:
     """Refuse a file with other prompts than the one that is read in its place."""
-    if odd := sorted(texts ^ others):
+    if odd := sorted(texts ^ other_texts):
         raise ValueError(
-            f"{other} and {path} have different prompts, and only the latter would be read; remove one of them, or "
+            f"{duplicate} and {path} have different prompts, and only the latter would be read; remove one of them, or "
             f"give both the same prompts (only one has {odd[0][:80]!r})"
         )
 

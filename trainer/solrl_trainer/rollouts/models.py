@@ -63,8 +63,8 @@ class Models:
         policy = Policy(backbone, config.lora, config.seed)
         policy.checkpoint_activations(layout.checkpointed)
         if layout.sharded:
-            others = [] if explorer is generator else [explorer]
-            world = shard_base(backbone, generator, others, policy, world)
+            explorers = [] if explorer is generator else [explorer]
+            world = shard_base(backbone, generator, explorers, policy, world)
         return cls(backbone, generator, explorer, policy, encoders, world)
 
     def merge_behaviour(self, adapter: bytes, version: int) -> None:

@@ -32,7 +32,7 @@ def warn_of_unread_prompts(rewards: RewardSet, prompts_by_kind: Mapping[str, Seq
             _warn(kind, judged, unread, f"reward {name!r}", "an image the same score")
 
 
-def _warn(kind: str, prompts: Sequence[PromptItem], unread: Sequence[int], reader: str, same: str) -> None:
+def _warn(kind: str, prompts: Sequence[PromptItem], unread: Sequence[int], reader: str, outcome: str) -> None:
     """Warn of prompts with so many unread tokens each."""
     if cut := [(count, prompt.text) for count, prompt in zip(unread, prompts, strict=True) if count]:
         named = ((count, value_text(text, _SHOWN_CHARACTERS)) for count, text in cut[:_SHOWN])
@@ -40,5 +40,5 @@ def _warn(kind: str, prompts: Sequence[PromptItem], unread: Sequence[int], reade
         more = f"; and {len(cut) - _SHOWN} more" if len(cut) > _SHOWN else ""
         logger.warning(
             f"{len(cut)} of {len(prompts)} {kind} prompts are longer than {reader} reads; prompts that "
-            f"differ only after that give {same}: {examples}{more}"
+            f"differ only after that give {outcome}: {examples}{more}"
         )
