@@ -8,6 +8,7 @@ import json
 import math
 import mmap
 import re
+import warnings
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ MAX_HEADER_BYTES = 4 * 2**20
 _RANK = re.compile(r"[1-9][0-9]{0,5}")
 _ALPHA = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?")
 _SHOWN = 200  # largest number of characters of a foreign name in an error
+warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to a decoded adapter
 
 
 def lora_a_key(module: str) -> str:
@@ -110,7 +112,7 @@ def encode_for_diffusers(adapter: Adapter) -> bytes:
 
 
 def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapter:
-    """Read an adapter file and check that it binds every module of `layout`.
+    """Read an adapter file and check that it binds every module of `layout`; the tensors are views of `body`.
 
     Args:
         body: the file's bytes.
@@ -119,7 +121,8 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
     Raises:
         AdapterError: names the tensor or metadata field at fault.
     """
-    views, metadata = _parse(body)
+    header = _parse(body)
+    metadata = header.pop("__metadata__", None) or {}
     rank = int(_metadata(metadata, "r", _RANK, "a whole number from 1 to 999999, as a decimal string"))
     expects = "a positive, finite decimal string"
     alpha = float(_metadata(metadata, "lora_alpha", _ALPHA, expects))
@@ -130,29 +133,27 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
     for module, (out_features, in_features) in layout.items():
         shapes[lora_a_key(module)] = [rank, in_features]
         shapes[lora_b_key(module)] = [out_features, rank]
-    _check_keys(views.keys(), shapes, len(layout))
+    _check_keys(header.keys(), shapes, len(layout))
 
-    tensors: dict[str, torch.Tensor] = {}
     for key in sorted(shapes):
-        view = views[key]
-        if view["dtype"] != "F32":
-            raise _bad_dtype(key, view["dtype"])
-        if view["shape"] != shapes[key]:
+        if (dtype := header[key]["dtype"]) != "F32":
+            raise _bad_dtype(key, dtype)
+        if (shape := header[key]["shape"]) != shapes[key]:
             detail = "a tensor does not fit its module"
             action = "check that the adapter is for this model, and that metadata r is its rank"
-            raise AdapterError("shape", detail, where=key, got=view["shape"], expected=shapes[key], action=action)
-        tensor = torch.frombuffer(view["data"], dtype=torch.float32).reshape(shapes[key])
+            raise AdapterError("shape", detail, where=key, got=shape, expected=shapes[key], action=action)
+    adapter = view_adapter(body)
+    for key, tensor in sorted(adapter.tensors.items()):
         if bad := int((~torch.isfinite(tensor)).sum()):
             got = f"{bad} of {tensor.numel()} values NaN or infinite"
             action = "find the training step that diverged; resume from the version before it"
             detail, expected = "a tensor is not finite", "finite values only"
             raise AdapterError("nonfinite", detail, where=key, got=got, expected=expected, action=action)
-        tensors[key] = tensor
-    return Adapter(rank=rank, alpha=alpha, tensors=tensors)
+    return adapter
 
 
-def view_adapter(body: mmap.mmap | bytearray) -> Adapter:
-    """An adapter whose tensors are views of a file in memory that `encode_adapter` has written; nothing is checked."""
+def view_adapter(body: mmap.mmap | bytes) -> Adapter:
+    """An adapter whose tensors are views of a file in memory that `decode_adapter` accepts; nothing is checked."""
     start = 8 + int.from_bytes(body[:8], "little")
     header = json.loads(body[8:start])
     metadata = header.pop("__metadata__")
@@ -160,23 +161,21 @@ def view_adapter(body: mmap.mmap | bytearray) -> Adapter:
     for key, entry in header.items():
         begin, end = entry["data_offsets"]
         values = torch.frombuffer(body, dtype=torch.float32, count=(end - begin) // 4, offset=start + begin)
-        tensors[key] = values.reshape(entry["shape"])
+        tensors[key] = (values.clone() if start % 4 else values).reshape(entry["shape"])  # foreign headers may misalign
     return Adapter(rank=int(metadata["r"]), alpha=float(metadata["lora_alpha"]), tensors=tensors)
 
 
-def _parse(body: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Parse the tensors, as safetensors lays them out (dtype, shape, data), and the metadata."""
+def _parse(body: bytes) -> dict[str, Any]:
+    """Parse and check the header: tensors (dtype, shape, data_offsets), and perhaps `__metadata__`."""
     length = int.from_bytes(body[:8], "little")
     if length > min(MAX_HEADER_BYTES, len(body) - 8):
         expected = f"a header within the file, of at most {MAX_HEADER_BYTES} bytes"
         raise _malformed(f"a header of {length} bytes in a file of {len(body)}", expected)
     try:
-        views = dict(safetensors.deserialize(body))  # type: ignore[no-untyped-call]
-        # After safetensors, which has checked the header's structure.
-        metadata = json.loads(body[8 : 8 + length]).get("__metadata__") or {}
+        safetensors.deserialize(body)  # type: ignore[no-untyped-call]
+        return dict(json.loads(body[8 : 8 + length]))
     except Exception as error:
         raise _malformed(str(error)[:_SHOWN], "a complete safetensors file") from None
-    return views, metadata
 
 
 def _metadata(metadata: dict[str, str], name: str, pattern: re.Pattern[str], expected: str) -> str:

@@ -40,6 +40,16 @@ def refusal(body: bytes) -> AdapterError:
     return caught.value
 
 
+def test_tensors_are_views_of_the_file_and_aligned_after_any_header() -> None:
+    body = encode_adapter(Adapter(RANK, 4.0, tensors()))
+    end = 8 + int.from_bytes(body[:8], "little")
+    for spaces in range(5):
+        file = with_header(body[8:end] + b" " * spaces, body[end:])
+        read, again = (decode_adapter(file, LAYOUT).tensors for _ in range(2))
+        assert all(torch.equal(read[key], one) and read[key].data_ptr() % 4 == 0 for key, one in tensors().items())
+        assert (read[A_KEY].data_ptr() == again[A_KEY].data_ptr()) == (spaces in (0, 4))
+
+
 def test_same_tensors_give_the_same_bytes_and_come_back() -> None:
     adapter = decode_adapter(encode_adapter(Adapter(RANK, 4.0, tensors())), LAYOUT)
     assert (adapter.rank, adapter.alpha, adapter.scale) == (2, 4.0, 2.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from solrl_core.adapter import encode_adapter
 from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.noise import initial_noise
@@ -20,10 +21,11 @@ from solrl_proto.models import PrecisionInfo
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
+from solrl_rollout.engine.work import Chunk, Job, LeasedAdapter, ScoredChunk
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
+from tests.support.adapters import random_adapter
 
 SHAPE = (3, 4, 4)
 REWARD = "tests.services.fake_backend:brightness"
@@ -162,6 +164,12 @@ def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Precision 
     """A job of mini-sana."""
     fields: dict[str, Any] = {"adapter": None, "rewards": (REWARD,), "images": False, **more}
     return Job(tenant, run, "mini-sana", fields.pop("adapter"), precision, Plan(steps=steps), **fields)
+
+
+def leased(layout: dict[str, tuple[int, int]], seed: int) -> LeasedAdapter:
+    """A random adapter of a request."""
+    file = encode_adapter(random_adapter(layout, seed))
+    return LeasedAdapter(file.digest, file.adapter, file, lambda: None)
 
 
 def chunk(of: Job, prompt: str = "a red circle", count: int = 4, **more: Any) -> Chunk:

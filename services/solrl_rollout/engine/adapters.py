@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.errors import AdapterError
@@ -68,6 +68,7 @@ class Adapters:
         self._store = store
         self.memory = memory
         self._decoded: WeakValueDictionary[Content, Adapter] = WeakValueDictionary()
+        self._files: WeakKeyDictionary[Adapter, bytes] = WeakKeyDictionary()
         self._cached: OrderedDict[Content, Adapter] = OrderedDict()
         self._loading: dict[Content, asyncio.Task[Adapter | None]] = {}
 
@@ -129,7 +130,7 @@ class Adapters:
             release()
             raise
         if adapter is not None:
-            return LeasedAdapter(info.digest, adapter, release)
+            return LeasedAdapter(info.digest, adapter, self._files[adapter], release)
         release()
         return await self.fetch(tenant, ref, hosted)
 
@@ -168,6 +169,7 @@ class Adapters:
             adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
         except AdapterError as error:
             raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
+        self._files[adapter] = body
         self._cached[content] = self._decoded[content] = adapter
         while len(self._cached) > 1 and (
             len(self._cached) > _CACHED_ADAPTERS

@@ -39,8 +39,9 @@ class HostedModel:
 
 @dataclass(frozen=True, eq=False)
 class LeasedAdapter(VersionedAdapter):
-    """A decoded adapter of a request; `release` stops counting it in memory, and may be called again."""
+    """A request's adapter: views of its stored `file`. `release` stops counting it in memory, also if repeated."""
 
+    file: bytes
     release: Callable[[], None]
 
 

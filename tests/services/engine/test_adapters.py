@@ -3,10 +3,12 @@
 import asyncio
 import gc
 from collections.abc import Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_http.problem_responses import Refusal
@@ -14,7 +16,9 @@ from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters import AdapterMemory, Adapters
-from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.engine.work import LeasedAdapter
+from solrl_rollout.engine.workers.process import memory_file
+from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.store import MemoryRunStore
 
 pytestmark = pytest.mark.anyio
@@ -42,15 +46,18 @@ async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> st
     return None
 
 
-async def test_a_damaged_body_is_refused_and_not_cached() -> None:
-    adapters = adapters_of(MemoryRunStore())
-    body = encode_adapter(adapter())
+async def test_a_damaged_body_is_refused_and_a_worker_reads_a_good_one_as_it_was_pushed() -> None:
+    store, files = MemoryRunStore(), SharedAdapters(memory_file)
+    adapters, metadata = adapters_of(store), {"r": "2", "lora_alpha": "2", "by": "another program"}
+    body = safetensors.torch.save(adapter().tensors, metadata)
     digest = adapter_digest(body)
     assert await push(adapters, 0, body[:-1] + b"\x40", digest) == "digest-mismatch"
     assert await push(adapters, 0, body, digest) is None
     assert await push(adapters, 1, body[:-1] + b"\x40", digest) == "digest-mismatch"
-    served = (await fetch(adapters)).adapter
-    assert all(torch.equal(served.tensors[key], value) for key, value in adapter().tensors.items())
+    for served in (await fetch(adapters), await fetch(adapters_of(store))):
+        assert all(torch.equal(served.adapter.tensors[key], value) for key, value in adapter().tensors.items())
+        assert served.file is body  # in memory once
+        assert Path(f"/proc/self/fd/{files.source(served).fileno()}").read_bytes() == body
 
 
 class Counting(MemoryRunStore):
@@ -84,11 +91,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def fetch(adapters: Adapters, version: int = 0) -> Coroutine[Any, Any, VersionedAdapter]:
+def fetch(adapters: Adapters, version: int = 0) -> Coroutine[Any, Any, LeasedAdapter]:
     return adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
 
 
-def requests(adapters: Adapters, count: int) -> list["asyncio.Task[VersionedAdapter]"]:
+def requests(adapters: Adapters, count: int) -> list["asyncio.Task[LeasedAdapter]"]:
     return [asyncio.create_task(fetch(adapters)) for _ in range(count)]
 
 

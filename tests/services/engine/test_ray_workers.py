@@ -14,8 +14,7 @@ from solrl_rollout.engine.workers.ray_cluster import RayCluster, RayConnection
 from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD, FakeBackend
-from tests.support.adapters import random_adapter
+from tests.services.fake_backend import REWARD, FakeBackend, leased
 
 pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.usefixtures("ray_cluster")]
 
@@ -25,11 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.usefixtures("ra
     [
         ("ray:5", "cpu", "the 2 nodes of the Ray cluster have place for 4 workers, with 1 CPUs each; expected"),
         ("ray:1", "cuda", "have place for 0 workers, with a GPU each"),
-        (
-            "ray",
-            "auto",
-            "got --workers ray, and the 2 nodes of the Ray cluster have no GPU; expected ray:N for N workers",
-        ),
+        ("ray", "auto", "got --workers ray, and the 2 nodes of the Ray cluster have no GPU; expected ray:N for N"),
     ],
 )
 def test_more_workers_than_the_cluster_has_places_are_refused(workers: str, device: str, said: str) -> None:
@@ -42,16 +37,11 @@ def test_the_doctor_says_how_many_actors_start() -> None:
     assert (finding.state, finding.text) == ("ok", "3 Ray actors, on cpu, in a cluster of 2 nodes")
 
 
-def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def too_late(*_: Any, **__: Any) -> None:
-        raise GetTimeoutError
-
+def test_no_worker_waits_for_a_place_once_its_service_has_left_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = RayCluster(RolloutSettings(workers="ray:1", device="cpu"))
     assert cluster.joined
     monkeypatch.setattr(ray, "nodes", lambda: [])
-    monkeypatch.setattr(ray, "get", too_late)
+    monkeypatch.setattr(ray, "get", MagicMock(side_effect=GetTimeoutError))
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(ConnectionError):
         connection.receive()
@@ -59,20 +49,14 @@ def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluste
 
 
 def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: Any) -> None:
-        raise ObjectStoreFullError("the object store is full")
-
-    def gone(*_: Any) -> None:
-        raise ActorDiedError
-
-    monkeypatch.setattr(ray, "put", full)
+    monkeypatch.setattr(ray, "put", MagicMock(side_effect=ObjectStoreFullError("the object store is full")))
     monkeypatch.setattr(ray, "kill", lambda _: None)
-    handle, actor = SimpleNamespace(remote=gone), MagicMock()
+    handle, actor = SimpleNamespace(remote=MagicMock(side_effect=ActorDiedError)), MagicMock()
     actor.handle.options.return_value = handle
     cluster: Any = SimpleNamespace(adapters=SharedAdapters(ray.put), start=lambda _: actor)
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(OSError, match="the object store is full") as refused:
-        connection.publish(random_adapter({"linear": (4, 6)}, 1))
+        connection.publish(leased({"linear": (4, 6)}, 1))
     assert not isinstance(refused.value, ConnectionError)
     with pytest.raises(ConnectionError):
         connection.send({"do": "ping", "id": 0})
@@ -80,11 +64,8 @@ def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(**_: Any) -> None:
-        raise ConnectionError("no node answers")
-
     ray.shutdown()
-    monkeypatch.setattr(ray, "init", nowhere)
+    monkeypatch.setattr(ray, "init", MagicMock(side_effect=ConnectionError("no node answers")))
     with pytest.raises(RuntimeError, match=r"no Ray cluster to join: no node answers; expected .*`ray start --head`"):
         make_workers(RolloutSettings(rewards=(REWARD,), workers="ray:1"), RolloutMetrics(), FakeBackend)
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.work import LeasedAdapter, ScoredChunk
 from solrl_rollout.engine.workers import process, remote
 from solrl_rollout.engine.workers.encoding import HOSTED, Header, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
@@ -28,9 +27,8 @@ from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
 from solrl_rollout.serve import serve
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD, FakeBackend, chunk, fault_of, job, pinged, scored
+from tests.services.fake_backend import REWARD, FakeBackend, chunk, fault_of, job, leased, pinged, scored
 from tests.services.reward_servers import until
-from tests.support.adapters import random_adapter
 
 SETTINGS = RolloutSettings(rewards=(REWARD,), device="cpu")
 STATE: dict[str, Any] = {"memory": {}}
@@ -57,7 +55,7 @@ class Process:
         hosted = LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()
         self.hosted = HOSTED.dump_python(hosted, mode="json")
 
-    def publish(self, adapter: Adapter) -> Adapter:
+    def publish(self, adapter: LeasedAdapter) -> LeasedAdapter:
         return adapter
 
     def send(self, header: Header, source: Any = None) -> None:
@@ -128,12 +126,12 @@ def test_an_engine_ends_although_a_worker_that_answers_pings_finishes_no_chunk()
 
 
 def adapted(seed: int) -> Any:
-    return job(adapter=VersionedAdapter(f"sha256:{seed:064x}", random_adapter({"linear": (4, 4)}, seed)))
+    return job(adapter=leased({"linear": (4, 4)}, seed))
 
 
 def test_an_adapter_without_room_fails_its_chunk_alone() -> None:
     class Full(Process):
-        def publish(self, adapter: Adapter) -> Adapter:
+        def publish(self, adapter: LeasedAdapter) -> LeasedAdapter:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with engine_on([Full()]) as engine:

@@ -196,7 +196,6 @@ class Child(ChunkQueue):
 
 def map_adapter(path: str) -> Adapter:
     with open(path, "rb") as file:
-        # A private mapping: tensors need writable memory, and nothing written would reach the file.
         return view_adapter(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from io import BufferedWriter
 from multiprocessing.connection import Connection
 
-from solrl_core.adapter import Adapter
-
+from solrl_rollout.engine.work import LeasedAdapter
 from solrl_rollout.engine.workers.encoding import Header, decode_message, encode_message
 from solrl_rollout.engine.workers.remote import END_SECONDS, SharedAdapters
 
@@ -72,7 +71,7 @@ class ProcessConnection:
             )
         self._messages = Messages(ours)
 
-    def publish(self, adapter: Adapter) -> str:
+    def publish(self, adapter: LeasedAdapter) -> str:
         """The path of the adapter's file for the process."""
         return f"/proc/{os.getpid()}/fd/{self._files.source(adapter).fileno()}"
 

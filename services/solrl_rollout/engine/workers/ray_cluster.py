@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from solrl_core.adapter import Adapter, view_adapter
+from solrl_core.adapter import view_adapter
 
 from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.work import LeasedAdapter
 from solrl_rollout.engine.workers.child import Child
 from solrl_rollout.engine.workers.encoding import Header, decode_message, encode_message
 from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
@@ -116,8 +117,7 @@ class WorkerActor:
         torch.set_num_threads(threads)
         self._name = name
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        # Copied, because tensors need writable memory.
-        self._child = Child(self._send, lambda source: view_adapter(bytearray(ray.get(source))))
+        self._child = Child(self._send, lambda source: view_adapter(ray.get(source)))
 
     def __repr__(self) -> str:
         """Its name in Ray's logs and pages."""
@@ -154,7 +154,7 @@ class RayConnection:
         self._how = "the service ended it"
         self._placed = False
 
-    def publish(self, adapter: Adapter) -> Any:
+    def publish(self, adapter: LeasedAdapter) -> Any:
         try:
             return self._cluster.adapters.source(adapter)
         except RayError as error:  # e.g. its object store and disk are full

@@ -12,11 +12,11 @@ from concurrent.futures import Future, wait
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from solrl_core.adapter import Adapter, encode_adapter
+from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.engine.backends import BackendLoader
-from solrl_rollout.engine.work import Chunk, HostedModel, Job
+from solrl_rollout.engine.work import Chunk, HostedModel, Job, LeasedAdapter
 from solrl_rollout.engine.workers.encoding import HOSTED, Header, decode_error, decode_scored, encode_chunk
 from solrl_rollout.engine.workers.worker import ChunkQueue, WorkerDiedError
 from solrl_rollout.settings import RolloutSettings
@@ -39,8 +39,8 @@ _LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit"
 class Connection(Protocol):
     """A process that hosts a worker, and the messages to and from it."""
 
-    def publish(self, adapter: Adapter) -> Any:
-        """Write an adapter where the process can read it, once; returns its source for `send`.
+    def publish(self, adapter: LeasedAdapter) -> Any:
+        """Write an adapter's file where the process can read it, once; returns its source for `send`.
 
         Raises:
             OSError: this machine has no room for it. The process has not ended.
@@ -68,24 +68,24 @@ class Connection(Protocol):
 
 
 class SharedAdapters(Generic[Source]):
-    """Sources that workers read adapters from: each encoded once, and freed when nothing refers to its adapter."""
+    """Sources that workers read adapters from: each written once, and freed when nothing refers to its adapter."""
 
     def __init__(self, write: Callable[[bytes], Source]) -> None:
-        """`write` makes the source of an encoded adapter, which is freed when nothing refers to it."""
+        """`write` makes the source of an adapter's file, which is freed when nothing refers to it."""
         self._sources: WeakKeyDictionary[Adapter, Source] = WeakKeyDictionary()
         self._write = write
         self._writing = threading.Lock()
 
-    def source(self, adapter: Adapter) -> Source:
-        """The source of an adapter, written once; valid as long as the caller refers to the adapter.
+    def source(self, adapter: LeasedAdapter) -> Source:
+        """The source of an adapter, its stored bytes; valid as long as the caller refers to the adapter.
 
         Raises:
             OSError: no descriptor or no memory is left.
         """
         with self._writing:
-            if adapter not in self._sources:
-                self._sources[adapter] = self._write(encode_adapter(adapter))
-            return self._sources[adapter]
+            if adapter.adapter not in self._sources:
+                self._sources[adapter.adapter] = self._write(adapter.file)
+            return self._sources[adapter.adapter]
 
 
 class RemoteWorker:
@@ -250,7 +250,7 @@ class RemoteWorker:
         """Send a chunk. A chunk that cannot be sent counts as not begun. A chunk whose adapter has no room fails."""
         adapter, id = chunk.job.adapter, next(self._ids)
         try:
-            source = self._connection.publish(adapter.adapter) if adapter else None
+            source = self._connection.publish(adapter) if isinstance(adapter, LeasedAdapter) else None
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
             queue.fail(chunk, _no_room(error.strerror or str(error)))
