@@ -34,7 +34,7 @@ class AnswerCheck:
     """Checks the parts of one answer against its request.
 
     Attributes:
-        served: what served the groups, of the last checked start; None before the first.
+        served: the `Served` that `start` checked last; None before its first call.
     """
 
     def __init__(

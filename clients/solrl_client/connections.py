@@ -1,4 +1,4 @@
-"""HTTP clients of one address each, and the proxy of the environment through which they connect, if any.
+"""HTTP clients of one address each, and the environment's proxy that they connect through, if any.
 
 httpx would choose it for each request, and would send requests of this machine to itself, with their tokens, to the
 proxy unless `no_proxy` lists this machine in a spelling that httpx knows.

@@ -28,7 +28,7 @@ def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> NDArray[np.floa
 
 
 def noise(seed: int, count: int) -> NDArray[np.float32]:
-    """`count` standard normal values, at least 16."""
+    """Standard normal float32 [count], count ≥ 16."""
     draws = np.random.RandomState(seed % 2**32)  # MT19937, of the lower 32 bits of the seed
 
     def uniform(n: int) -> NDArray[np.float32]:

@@ -81,9 +81,9 @@ def rollout_request(**fields: Any) -> RolloutRequest:
 class RolloutClient:
     """A client of the rollout service.
 
-    Versions and seeds are exact, so every request can be repeated. It is, with growing pauses, after transport errors
-    and the statuses 408, 429 and 502 to 504, until `patience` seconds pass without an answer. An answer is checked
-    against its request before any of it is used.
+    Versions and seeds are exact, so every request can be repeated. Transport errors and the statuses 408, 429 and 502
+    to 504 are retried with growing pauses, until `patience` seconds pass without an answer. Each part of an answer is
+    checked against the request before it is used.
 
     Args:
         url: base URL, e.g. http://gpu-node:8100.
@@ -95,7 +95,7 @@ class RolloutClient:
         on_wait: called at each pause before a retry.
 
     Raises:
-        ValueError: the URL cannot be used, or the environment has a token that is none or a proxy that cannot be used.
+        ValueError: the URL, or the environment's token or proxy, cannot be used.
         OSError: the file with the token cannot be read.
     """
 
@@ -136,14 +136,14 @@ class RolloutClient:
         return self._document(ModelList, "GET", "/v1/models")
 
     def model(self, name: str) -> ModelInfo:
-        """One hosted model. Raises as `find_model`."""
+        """One hosted model. ProblemError: unreachable, or `model-not-found`, with the hosted models."""
         return self.find_model(self.models(), name)
 
     def find_model(self, listed: ModelList, name: str) -> ModelInfo:
         """A model in this service's answer to `models`.
 
         Raises:
-            ProblemError: it is not hosted; names the hosted models.
+            ProblemError: `model-not-found`; lists the hosted models.
         """
         hosted = {model.name: model for model in listed.models}
         if name not in hosted:
@@ -231,7 +231,7 @@ class RolloutClient:
         return stored
 
     def wait_for_version(self, run: str, version: int, seconds: float = 600.0) -> AdapterInfo:
-        """Wait until an adapter version is stored, for a process whose versions another one pushes.
+        """Wait until another process, such as a trainer, has pushed an adapter version.
 
         Raises:
             ProblemError: unreachable, or 404 `run-not-found` or `version-not-found` after `seconds`.

@@ -27,7 +27,7 @@ while the server closes its end, which would look like a fault."""
 
 
 class TemporaryError(RewardUnavailableError):
-    """A fault that may be gone `after` seconds from now; None if the server does not say when."""
+    """A fault to retry in `after` seconds; None if the server does not say when."""
 
     def __init__(self, reward: str, fault: str, after: float | None = None) -> None:
         super().__init__(reward, fault)
@@ -37,8 +37,8 @@ class TemporaryError(RewardUnavailableError):
 class HttpReward(ABC):
     """A reward whose scores another program gives, over connections that are kept.
 
-    Its subclasses describe the arguments. `at` is the address that paths are appended to, and `token` the variable of
-    the environment with the bearer token, None to send none.
+    Subclasses describe the arguments. `at` is the base address. `token` names the environment variable with the bearer
+    token; None sends no token.
 
     Raises:
         ValueError: the environment's proxy cannot be used.

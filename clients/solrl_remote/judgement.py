@@ -45,11 +45,11 @@ class Scale:
     def score(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> float:
         """Score of an answer, without its reasoning up to `</think>`.
 
-        It is the number that the answer states. On a scale within 0 to 9, where each whole number is one token, it is
-        the mean of these numbers over the probabilities at the number's token, if its log-probabilities are given.
+        It is the number in the answer. On a scale within 0 to 9, each whole number is one token: the score is the
+        numbers' mean, weighted by their probabilities at the answer's number, if `tokens` has them.
 
         Raises:
-            ValueError: the answer has no score in this form, one outside of the range, or only reasoning.
+            ValueError: the answer has no score in this form, a score out of range, or only reasoning.
         """
         text = _after_thoughts(text)
         match = self._match(text)

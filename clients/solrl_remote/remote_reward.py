@@ -85,10 +85,10 @@ class RemoteReward(HttpReward):
         timeout: most seconds of the server's answer; by default 20, plus the `max_latency_s` that the server announces
             for the reward.
         batch_size: most images in a request.
-        patience: seconds to retry when the server does not answer, or answers that it may later; scores also when its
-            answer cannot be used.
+        patience: seconds to retry without an answer, or after a temporary error such as 503; for scores, also after
+            an unusable answer.
         digest: digest that the reward must have; None asks the server for it.
-        connect: whether None asks now; otherwise, `connect` does before anything else.
+        connect: False to ask nothing yet; then await `connect` before anything else.
         send_token: whether requests have this program's token for reward servers.
         on_wait: called at each pause before a retry.
 
@@ -163,7 +163,7 @@ class RemoteReward(HttpReward):
         return torch.cat(scores) if scores else torch.zeros(0)
 
     def first_fault(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-        """Why the reward cannot judge by one of these texts and metadata; None if it can.
+        """Why the reward cannot judge one of the (text, metadata) pairs; None if it can judge all.
 
         Also None for a server that cannot check prompts, such as a server in another language.
 

@@ -1,4 +1,8 @@
-"""A vision language model as a judge, asked at an OpenAI-compatible endpoint."""
+"""A vision language model as a judge, asked at an OpenAI-compatible endpoint.
+
+`HttpReward` replaces the `openai` package here: it limits an answer's bytes, keeps secrets out of errors and logs, and
+shares the proxy rules and retries of solrl's other clients.
+"""
 
 import asyncio
 import base64
@@ -112,8 +116,8 @@ class Models(BaseModel):
 class VlmJudge(HttpReward):
     """Scores that a vision language model gives to images and their prompts.
 
-    The model is asked about each image by itself. Its score is the number that it states, or, on a scale within 0 to
-    9, the mean of the whole numbers over their probabilities, where the endpoint gives log-probabilities.
+    Each request asks about one image. The score is the number in the answer. On a scale within 0 to 9, it is the mean
+    of the whole numbers, weighted by probability, if the endpoint gives log-probabilities.
 
     Args:
         endpoint: base address, such as http://127.0.0.1:8000/v1; `/chat/completions` is appended to it.
@@ -122,7 +126,7 @@ class VlmJudge(HttpReward):
         label: text in front of the score in an answer; without it, an answer must be a number alone.
         lowest, highest: range of the scores.
         max_tokens: most tokens of an answer, its reasoning included; an answer that is cut there is an error.
-        token_limit: the endpoint's name for that number; newer models of OpenAI take only max_completion_tokens.
+        token_limit: the endpoint's name for `max_tokens`; newer OpenAI models take only max_completion_tokens.
         temperature: 0 for the likeliest answer; None to send none, for models that refuse it.
         extra_body: further fields of a request, such as {"reasoning_effort": "minimal"}.
         logprobs: whether to ask for log-probabilities, which some endpoints refuse.
@@ -197,7 +201,7 @@ class VlmJudge(HttpReward):
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
         self._patience = patience
         self._held_until = 0.0
-        """Time of the loop before which the endpoint takes no requests."""
+        """Time of the loop when the endpoint takes requests again."""
         self._places = asyncio.Semaphore(in_flight)
         self._scores: OrderedDict[bytes, float] = OrderedDict()
         result_of(self._require(model))
