@@ -14,7 +14,7 @@ from torch import Tensor
 Group = npt.NDArray[np.float64]
 _INTERVAL = 0.95
 SATURATED = 0.5
-"""Share of a group's candidates with its best reward above which the reward has little left to rank."""
+"""If a larger share of a group's candidates has its best reward, the reward has little left to rank."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Start of all programs: `--version`, errors as one line, and exit codes."""
+"""Start of all programs: `--version`, one line for each error, and exit codes."""
 
 import logging
 import os

@@ -9,7 +9,7 @@ _CUTOFF = 0.72
 
 
 def near(name: str, choices: Iterable[str]) -> list[str]:
-    """At most three choices that `name` may have meant: the likeliest, and others that end as it does.
+    """At most three choices that `name` may have meant: the likeliest, and choices with the same ending.
 
     Dotted names are compared by their last part, in their own section first. Initials count, as in `lr` for
     `learning_rate`.

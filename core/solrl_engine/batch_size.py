@@ -50,7 +50,7 @@ class AdaptiveBatchSize:
         If other work was running, wait for it and retry the same slices before halving them.
 
         Args:
-            count, work: `work` is called with each slice; its result for a candidate does not depend on others.
+            count, work: `work` is called with each slice; its result for a candidate depends on no other candidate.
             wait_for_others: waits for other work that uses the memory; returns whether there was any.
 
         Raises:

@@ -37,7 +37,7 @@ PROMPTS = tuple(
 )
 """Prompts that every model of text to image understands, the miniatures too."""
 FLOOR = 0.6
-"""Spearman correlation below which a precision is not trusted."""
+"""Least Spearman correlation of a trusted precision."""
 
 
 def generator_at(backbone: PipelineBackbone, precision: str) -> Generator:

@@ -1,4 +1,4 @@
-"""Functions that return folders of the shipped miniatures, which entry points give their names."""
+"""Functions that return folders of shipped miniatures and prompts. Entry points name them."""
 
 from functools import partial
 from pathlib import Path

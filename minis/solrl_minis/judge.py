@@ -31,7 +31,7 @@ LARGE_FROM = SIZE_RADII["small"][1] + SIZE_RADII["large"][0]
 SEEN = 0.3
 """Least probability of an object's cell. Less probable objects are ignored."""
 CONFIDENT = 0.5
-"""Probability of an object with its colour and shape below which it cannot be read, and its image is not right."""
+"""Least probability of a readable object with its colour and shape. An unreadable object makes its image wrong."""
 WEIGHTS_FILE = "model.safetensors"
 
 _BATCH = 64
@@ -79,7 +79,7 @@ class ReadObject:
     """An object as the judge reads it.
 
     Attributes:
-        colour, shape: names; None if it has none of the world's.
+        colour, shape: names in the world; None for any other.
         x, y, side: centre and side, in pixels.
         confidence: probability that there is an object with this colour and this shape.
     """
@@ -149,7 +149,7 @@ def load(folder: Path, device: str = "cpu") -> Detector:
 
     Raises:
         OSError: the folder has no weights.
-        ValueError: the weights are of another network.
+        ValueError: the weights do not fit `Detector`.
     """
     with torch.device("meta"):  # no random numbers, which a run would miss
         detector = Detector()
@@ -182,7 +182,7 @@ class Judge:
 
     Raises:
         OSError: the folder has no weights.
-        ValueError: the weights are of another network.
+        ValueError: the weights do not fit `Detector`.
     """
 
     parameters = 142_168

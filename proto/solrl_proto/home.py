@@ -1,4 +1,4 @@
-"""A user's paths: `~` is the home folder, also where no shell has replaced it."""
+"""Users' paths: `~` is the home folder, even if no shell has expanded it."""
 
 import dataclasses
 import os

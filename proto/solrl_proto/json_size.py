@@ -12,6 +12,6 @@ _ENTRY_BYTES = 768
 
 
 def parsed_bytes(document: bytes) -> int:
-    """Upper estimate of the bytes of a document's lists, objects and numbers, without parsing it."""
+    """High estimate of the parsed bytes of a document's lists, objects and numbers."""
     entries = sum(map(document.count, (b"[", b"{", b":")))
     return _ITEM_BYTES * document.count(b",") + _ENTRY_BYTES * entries

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: the fault, the value received, the value expected, the remedy."""
+"""RFC 9457 problem documents for errors: the fault, the value received, the value expected, the remedy."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Self

@@ -116,9 +116,9 @@ class ModelBinding(Message):
 class FittedSolver(Message):
     """A solver fitted to one model: its few steps end about where many steps of another solver do.
 
-    Step n starts from the latents x at noise level sigmas[n], where the model predicts clean latents c_n. With the
-    weights step_coeffs[n], (x, c_0, …, c_n) sum to the next latents; with x0_coeffs[n], to an estimate of the final
-    latents; after the last step it is the candidate.
+    Step n has latents x at noise level sigmas[n], and the model predicts clean latents c_n. The sum of
+    (x, c_0, …, c_n), weighted by step_coeffs[n], is the next latents. Weighted by x0_coeffs[n], it estimates the final
+    latents: at the last step, the candidate.
     """
 
     sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED, fail_fast=True)]

@@ -26,10 +26,10 @@ def parse_command(
     settings: type[HttpSettings],
     arguments: list[str],
 ) -> CommandT:
-    """The command that the arguments give; exits with 2 where they are not understood.
+    """The command of `arguments`; exits with status 2 if they are invalid.
 
     Args:
-        commands: by name. A command with the field `settings` has their options; the environment may set these, too.
+        commands: name → class. A field `settings` adds an option per setting, also read from the environment.
 
     Raises:
         ValueError: a setting is not valid.

@@ -36,7 +36,7 @@ def add_fields(**fields: Any) -> None:
 def install(kind: LogFormat, **fields: Any) -> None:
     """Send all logging to stderr in one format; `auto` is text on a terminal, otherwise JSON.
 
-    All records of this process have the fields.
+    All records of this process have `fields`, such as `worker`.
     """
     _process.clear()
     _process.update(fields)

@@ -1,4 +1,4 @@
-"""Errors as problem documents, which disclose no internals."""
+"""Problem documents for errors, which disclose no internals."""
 
 import json
 import math

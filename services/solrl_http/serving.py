@@ -40,7 +40,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 class ServiceState(ABC):
-    """A running service. Once `draining` is set, it refuses new work; `dead` if it can do none."""
+    """A running service. Once `draining`, it refuses new work; if `dead`, restart the process."""
 
     draining = False
 

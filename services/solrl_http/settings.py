@@ -89,7 +89,7 @@ class HttpSettings(BaseSettings):
     """Names and addresses that are allowed as Host, beside loopback, on a service without tokens."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds over which a body must average 16 KiB per second."""
+    """A body must bring 16 KiB per second, on average over this number of seconds."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
     """Seconds that a connection may be idle."""

@@ -147,7 +147,7 @@ def parse_lifetime(text: str) -> timedelta | None:
     """Parse a lifetime such as `30d`, `12h` or `8w`; `never` gives None.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: any other text.
     """
     if text == "never":
         return None

@@ -103,7 +103,7 @@ class Batcher:
     A reward that does not return in time is *stalled*: its thread is left behind, and the reward computes nothing until
     it returns.
 
-    Methods belong to the event loop's thread; `waiting` may be read from any.
+    Call methods on the event loop's thread; read `waiting` on any thread.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Batcher:
         return batch
 
     def _next_tenant(self) -> str:
-        """A tenant that has just come, or the one of whose images the fewest pixels have been scored."""
+        """A tenant that has just come, or the tenant with the fewest pixels scored."""
         tenants = self._images.keys()
         tenant = self._shares.new_flow(tenants, tenants)
         if tenant is None:

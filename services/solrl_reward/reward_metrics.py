@@ -24,7 +24,7 @@ class RewardMetrics(RequestMetrics):
         self._waiting.set_function(read)
 
     def watch_costs(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
-        """Read what rewards used of other services, by reward and kind, with `read` at every scrape."""
+        """Call `read` at every scrape: reward → kind, such as `prompt_tokens` → number used."""
         self._costs = read
         self.registry.register(self)
 

@@ -52,7 +52,7 @@ async def list_rewards(service: ServiceDep) -> RewardList:
 @router.post("/v1/prompts", tags=["rewards"])
 @access("score")
 async def check_prompts(service: ServiceDep, body: PromptCheck) -> PromptVerdict:
-    """The first prompt with whose text or metadata the reward cannot judge, and why."""
+    """The first prompt whose text or metadata the reward cannot use, and why."""
     return await service.check(body)
 
 

@@ -156,7 +156,7 @@ class RolloutSettings(HttpSettings, Hosting):
     """Largest adapter file, in bytes."""
 
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
-    """Maximum bytes of the adapters of accepted requests, each counted once; others get 503."""
+    """Maximum bytes of the adapters of accepted requests, each counted once; further requests get 503."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""

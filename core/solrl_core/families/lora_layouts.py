@@ -1,6 +1,6 @@
 """LoRAs in the layouts of diffusers, PEFT, ComfyUI and kohya, by the modules of diffusers' transformer.
 
-Nothing of a file is left out: what is not understood is refused by its name.
+No tensor of a file is ignored: an unknown tensor is refused by its name.
 """
 
 import re

@@ -136,7 +136,7 @@ def weights_of(part: Path) -> Weights:
 
 
 def missing_files(folder: Path, external: Collection[str] = ()) -> list[str]:
-    """Files without which the model in a folder in diffusers format cannot be loaded, relative to it.
+    """Missing files that the model in a folder in diffusers format needs, relative to the folder.
 
     The weights of `external` parts come from elsewhere.
     """

@@ -151,7 +151,7 @@ class WanFusedBlock(FusedBlock):
     def forward(
         self, hidden_states: Tensor, encoder_hidden_states: Tensor, temb: Tensor, rotary_emb: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return the clip's tokens [B, S, C]; the modulation is [B, 6, C], cosines and sines are [1, S, 1, D]."""
+        """Return tokens [B, S, C] from `temb` [B, 6, C] and cosines and sines [1, S, 1, head width]."""
         x = hidden_states
         shift, scale, gate, *modulation = (self.scale_shift_table + temb.float()).unbind(1)
         attn = self.attn1

@@ -1,4 +1,4 @@
-"""Functions of single elements for Triton kernels."""
+"""Elementwise functions for Triton kernels."""
 
 from solrl_core.kernels.operation import tl, triton
 

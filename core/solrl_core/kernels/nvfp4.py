@@ -80,7 +80,7 @@ def _at_most(v, limit):
 def _nearest(v, lowest, highest, to_constant):
     """Round to the nearest number of a small format by float32's own rounding, as `_round_to_e2m1_` does.
 
-    `lowest` and `highest` are bits of the format's lowest and highest powers of two between which its spacing grows.
+    The format's spacing grows between two powers of two; `lowest` and `highest` are their bits.
     `to_constant` added to the bits of 2**e gives 1.5 · 2**(e + k), whose spacing is the format's at 2**e.
     """
     bits = v.to(tl.int32, bitcast=True) & 0x7F800000

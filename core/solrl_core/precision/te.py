@@ -1,7 +1,7 @@
 """Linear layers in NVFP4 on Blackwell's NVFP4 units, through Transformer Engine's recipe, quantisers and product.
 
-``te.Linear`` with a cached weight breaks the graph of a compiled block. These layers do not use it: their product is
-one custom operator over plain tensors, and their weight is the buffers that Transformer Engine's quantiser fills.
+``te.Linear`` with a cached weight breaks the graph of a compiled block. These layers multiply by one custom operator
+over plain tensors instead. Transformer Engine's quantiser fills their weight buffers.
 
 An activation has one float32 scale for each row, so a candidate does not depend on the rest of its batch.
 """

@@ -198,7 +198,7 @@ def load_reward(
 
 
 def _values(kind: type, options: Mapping[str, Any]) -> str:
-    """All options of a class that may change its scores, those with their defaults included; empty without any."""
+    """All options of a class that may change its scores, options at their defaults included; empty without any."""
     bound = inspect.signature(kind).bind(**options)
     bound.apply_defaults()
     options = {name: value for name, value in bound.arguments.items() if name not in _NO_VALUES}
@@ -337,7 +337,7 @@ class RewardSet:
         return min(seconds, MAX_ANSWER_SECONDS) if seconds else None
 
     def first_fault(self, name: str, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
-        """Why a reward cannot judge by one of these texts and metadata; None if it can by all, or does not say."""
+        """Why a reward cannot judge one of the (text, metadata) pairs; None if it can judge all, or has no check."""
         return first_fault(self._rewards[name], prompts)
 
     def require_judgeable(self, names: Iterable[str], prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:

@@ -25,8 +25,8 @@ class StochasticSolver(Solver):
     """Steps with noise. Each step is drawn from a Gaussian.
 
     Attributes:
-        window: (index of the first step with noise, number of steps with noise), such as (2, 4). Number None: all
-            steps from the first. Window None: all steps.
+        window: (index of the first step with noise, number of such steps), such as (2, 4) for steps 2 to 5, or
+            (2, None) for all from step 2; never the step to σ = 0. None: all steps.
     """
 
     window: tuple[int, int | None] | None = None
@@ -62,7 +62,7 @@ class StochasticSolver(Solver):
     def gaussian(
         self, x: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, velocity: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean [B, ...] of x', and standard deviation, which broadcasts to the mean; arguments as in `log_prob`."""
+        """Mean [B, ...] of x', and standard deviation, which broadcasts to it; `log_prob` describes the arguments."""
         # Coefficients are computed in float64, then cast to the type of x.
         now, then = (_column(level, x) for level in (sigma, sigma_next))
         of_x, of_velocity, deviation = self.coefficients(now, then)

@@ -24,8 +24,8 @@ def require_own_site(scope: Scope, allowed: Collection[str] | None) -> None:
     """Refuse a request that another site's page sends through a browser.
 
     Browsers name the page's site in `Origin` when it sends data or reads answers across sites. On a service without
-    tokens, `Host` must also be loopback or allowed: a site can resolve one of its names to this machine (DNS
-    rebinding), and then its pages have the service's origin.
+    tokens, `Host` must also be loopback or allowed. Otherwise, a site could resolve its name to this machine (DNS
+    rebinding) and share the service's origin.
 
     Args:
         allowed: names and addresses, in lower case, in addition to loopback; None if callers need tokens.

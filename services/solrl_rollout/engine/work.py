@@ -107,7 +107,7 @@ class Chunk:
 
     @property
     def run(self) -> tuple[str, str | None, frozenset[str]]:
-        """The run in whose turn it is served; all requests of a tenant without an adapter share one.
+        """The run whose turn serves the chunk; all requests of a tenant without an adapter share one run.
 
         Requests that bring rewards have turns of their own, since they may have to wait for a server.
         """

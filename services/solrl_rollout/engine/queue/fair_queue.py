@@ -1,4 +1,4 @@
-"""A bounded queue that is fair to tenants first and then to the runs of each, by cost.
+"""A bounded queue, fair by cost: first among tenants, then among each tenant's runs.
 
 Not thread-safe: its owner holds a lock.
 """
@@ -146,7 +146,7 @@ class FairQueue:
             self._runs[chunk.tenant].charge(chunk.run, cost)
 
     def put_back(self, chunk: Chunk) -> None:
-        """Return a chunk that was taken and will not be finished; it is the next of its run, which pays nothing."""
+        """Put back a taken chunk that will not be finished, as the next of its run; its cost is refunded."""
         self._add(chunk, first=True)
         self.charge(chunk, -chunk.cost * self._weight(chunk))
 

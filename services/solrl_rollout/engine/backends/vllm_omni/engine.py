@@ -1,4 +1,4 @@
-"""The part in the service's process: vLLM-Omni's engine, called step by step from one thread.
+"""vLLM-Omni's engine as the service's process calls it: step by step, from one thread.
 
 Only vLLM-Omni's environment can import this module.
 """
