@@ -172,7 +172,7 @@ def train(
 
 
 def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationSamples:
-    """Explore, select, regenerate and score an iteration's samples, and gather those of all ranks.
+    """Explore, select, regenerate and score an iteration's samples, and gather all ranks' samples.
 
     A GPU regenerates small groups together, and scores them while it generates the next.
     """
@@ -240,8 +240,8 @@ def begin_comparisons(
 ) -> Pending[ImageComparisons | None]:
     """Collect explored and regenerated images of some selected seeds for the report, if the run ends here.
 
-    Training does not wait for them: a service makes those of the last iteration meanwhile. Others, and those of this
-    device, which it makes under the explored version, are made when they are asked for.
+    A service makes the last iteration's images while training goes on. All other images are made when the result is
+    asked for. Without a service, this device makes them under the explored version.
     """
     models, adapter = session.models, session.adapters[iteration]
 

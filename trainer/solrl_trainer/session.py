@@ -64,7 +64,7 @@ class Session:
 
     @cached_property
     def fidelity_prompts(self) -> list[PromptItem]:
-        """Held-out prompts for which rank fidelity is measured."""
+        """Held-out prompts to measure rank fidelity on."""
         return self.held_out.sample(self.config.evaluate.fidelity_prompts)
 
     @property

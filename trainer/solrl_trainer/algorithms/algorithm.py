@@ -1,6 +1,6 @@
 """The interface of a training algorithm.
 
-This module and those of the shipped algorithms import torch only for types, so that settings can be read, checked
+This module and the shipped algorithms' modules import torch only for types, so that settings can be read, checked
 and printed without it.
 """
 
@@ -198,7 +198,7 @@ def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch
 def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torch.Tensor:
     """An algorithm's advantages [groups, kept] of rewards [groups, kept], without what is only rounding.
 
-    The algorithm gets equal rewards for those that are equal up to rounding. A group in which all are has advantage 0.
+    Rewards that are equal up to rounding are equal for the algorithm. A group of only such rewards has advantage 0.
     An AlgorithmError names advantages of another shape.
     """
     advantages = algorithm.advantages(merge_group_ties(rewards))
@@ -219,7 +219,7 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
 def aggregated(
     settings: AlgorithmSettings, rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]
 ) -> torch.Tensor:
-    """Values [groups, kept] of which an algorithm's advantages are computed: of each reward without its rounding.
+    """Values [groups, kept] for an algorithm's advantages: the weighted sum of the rewards, without their rounding.
 
     Args:
         settings: say how several rewards are combined.
@@ -247,7 +247,7 @@ def without_spread(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def centred(rewards: torch.Tensor) -> torch.Tensor:
-    """Rewards [groups, kept] less their group's mean; 0 for those that equal it up to rounding."""
+    """Rewards [groups, kept] less their group's mean; 0 for rewards that equal it up to rounding."""
     import torch
 
     mean = rewards.mean(1, keepdim=True)

@@ -29,7 +29,7 @@ ADV_MAX = 1.0
 OLD_KL_WEIGHT = 1.0
 """Weight of the squared distance to the behaviour policy's velocity."""
 NOISE_RANGE = 0.9
-"""Share of the sampler's noise levels, from the highest, at which samples are trained."""
+"""Trained share of the sampler's noise levels, from the highest."""
 
 
 class AwmSettings(AlgorithmSettings):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DanceGrpoSettings(GrpoSettings):
-    """Settings of DanceGRPO. The defaults are those of its FLUX.1 scripts."""
+    """Settings of DanceGRPO, by default as in its FLUX.1 scripts."""
 
     global_std: bool = False
     sde: SdeKind = "dance"

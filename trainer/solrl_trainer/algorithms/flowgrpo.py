@@ -43,7 +43,7 @@ class FlowGrpo(Grpo[FlowGrpoSettings]):
         return Loss(value, {**policy.figures, "kl": kl.detach().mean()})
 
     def released_kl(self, batch: TrajectoryBatch, kl: torch.Tensor) -> torch.Tensor:
-        """The divergence as FlowGRPO's code weighs it [B]: without the factor 1 / (σ − σ′), for which its weights hold.
+        """The divergence as FlowGRPO's code weighs it [B]: without the factor 1 / (σ − σ′). Its weights fit this form.
 
         The variance of coefficients-preserving steps has no such factor.
         """

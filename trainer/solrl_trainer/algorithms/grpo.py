@@ -68,7 +68,7 @@ class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """The objective over the recorded steps.
 
-        Its figures: those of `clipped_objective`, and `old_kl`, the approximate KL divergence from the behaviour
+        Its figures: `clipped_objective`'s, and `old_kl`, the approximate KL divergence from the behaviour
         policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`.
         """
         settings = self.settings

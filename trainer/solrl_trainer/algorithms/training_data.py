@@ -1,6 +1,6 @@
 """Kinds of training data: the inputs of an algorithm's loss, from regenerated samples.
 
-A kind determines how samples are regenerated, the timesteps at which they can be trained, and the micro-batches.
+A kind determines how samples are regenerated, their trainable timesteps, and the micro-batches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def index_to(values: torch.Tensor, rows: torch.Tensor, device: torch.device) -> 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Points at which velocities are computed in one pass; the samples of a unit are adjacent.
+    """Points whose velocities one pass computes; the samples of a unit are adjacent.
 
     Attributes:
         x: latents, float32 [B, ...].
@@ -145,7 +145,7 @@ class TrainingData(ABC, Generic[BatchT]):
     def draw(self, units: int, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor | None:
         """Noise for the units of a micro-batch, or None.
 
-        Called for every micro-batch in order, so that the noise does not depend on which rank trains it.
+        Called for every micro-batch in order, so that the noise does not depend on the rank that trains it.
         """
         return None
 
@@ -202,13 +202,13 @@ WindowOrder = Literal["random", "progressive"]
 
 @dataclass(frozen=True)
 class Window:
-    """Position of the stochastic steps, by iteration; the others follow the ODE, and nothing is trained on them.
+    """Position of the stochastic steps, by iteration; all other steps follow the ODE, and are not trained.
 
     The last step, to σ = 0, is never one of them.
 
     Attributes:
         size: number of steps; None for all.
-        within: share of the steps, from the noisiest, in which the window lies.
+        within: share of the steps, from the noisiest, that the window may be in.
         order: see `WindowOrder`.
         every: iterations at each place, if progressive.
     """

@@ -1,4 +1,4 @@
-"""A first call of an algorithm, before a model is loaded: random samples, of which its loss must be usable."""
+"""A first call of an algorithm, before a model is loaded: its loss of random samples must be usable."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -69,7 +69,7 @@ class MeasuredPlan:
         return self.separation.high < minimum
 
     def prompts_to_decide(self, minimum: float) -> float:
-        """Prompts at which the interval would decide, if the mean stays and the interval narrows as 1 / √n."""
+        """Number of prompts to decide on `minimum`, if the mean stays and the interval narrows as 1 / √n."""
         value, low, high = self.separation
         if value == minimum:
             return math.inf
@@ -80,7 +80,7 @@ class MeasuredPlan:
 def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, reference: Plan) -> list[MeasuredPlan]:
     """Cost and fidelity of each plan, compared with the reference, which is one of them.
 
-    `true` are the true scores [prompts, N], of which `keep` are selected from a group, half from either end.
+    `true` are the true scores [prompts, N]; `keep` candidates of a group are selected, half from either end.
     """
     base = next(observation for observation in observed if observation.plan == reference)
     apart = np.stack([separations(observation.scores, true, keep) for observation in observed])

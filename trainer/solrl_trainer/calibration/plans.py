@@ -45,7 +45,7 @@ def plans(
 
 
 def reference_plan(config: RunConfig, precisions: Sequence[Precision]) -> Plan:
-    """The plan that others are compared with: the run's steps at the fastest precision, the first."""
+    """The plan that all plans are compared with: the run's steps at the fastest precision, `precisions[0]`."""
     return Plan(steps=config.explore.steps, solver=config.solver, guidance=config.guidance, precision=precisions[0])
 
 
@@ -102,7 +102,7 @@ def fitting_steps(config: RunConfig, schedules: Sequence[Sequence[float]]) -> in
 
 
 def measured_prompts(config: RunConfig, count: int, *, fits: bool) -> list[PromptItem]:
-    """Training prompts after those for fitting, which few may share without `fits`; a ValueError if too few."""
+    """Training prompts after the fitting prompts; without `fits`, also among them if few. ValueError: too few."""
     train = prompts_of_run(config.prompt_sources, "train").by_digest
     least = count + FITTED_PROMPTS * fits
     if len(train) < least:

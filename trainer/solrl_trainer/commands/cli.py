@@ -45,10 +45,7 @@ def main() -> None:
 
 
 def _parse(words: list[str]) -> Command:
-    """The command that the words give; exits with 2 if they are invalid.
-
-    With several ranks, only the first prints the error; the others end without one.
-    """
+    """The command of `words`. If they are invalid, rank 0 prints the error and exits with 2, all other ranks with 0."""
     rank_info = read_rank_info()
     with ExitStack() as stack:
         if not rank_info.is_rank_zero:
@@ -322,7 +319,7 @@ def _settings(command: SettingsCommand) -> "Resolved":
 
 
 def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
-    """The command of a run with a calibrated plan: the settings of the calibration without those `planned` in it."""
+    """The command of a run with a calibrated plan, and with the calibration's settings that are not `planned`."""
     words = ["solrl-train", "run", "--preset", command.preset]
     for path in (*command.config, command.output / "plan.yaml"):
         words += ["--config", str(path)]

@@ -58,7 +58,7 @@ def evaluate_run(
 
     Args:
         progress: called with the share that is done of both evaluations.
-        rewards: names of rewards; by default those of the run.
+        rewards: names of rewards, by default the run's.
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
         prompts: number of prompts, instead of the run's.
         seeds: number of images per prompt, instead of the run's.

@@ -29,12 +29,12 @@ def export(
     Args:
         version: of the checkpoint, by default the run's result, or else the newest.
         folder: folder of the files, by default the run's. Another also gets the grid of images, if there is one.
-        repository: `USER/NAME` on the hub from which the card loads the weights, by default the folder.
+        repository: `USER/NAME` on the hub, where the card loads the weights; by default the folder.
         layout: also write lora-LAYOUT.safetensors, unless it is diffusers'.
         merged: also write the folder transformer, with the weights merged into the model's, in BF16.
 
     Returns:
-        The files, lora.safetensors first; without those of the transformer.
+        The files, lora.safetensors first; without the transformer's files.
 
     Raises:
         FileNotFoundError: there is no checkpoint yet.

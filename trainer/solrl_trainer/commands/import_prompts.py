@@ -36,11 +36,11 @@ class Imported:
     """Prompts that were read, and what was left out.
 
     Attributes:
-        rows: each once, with its text as `prompt` and its metadata.
+        rows: each prompt once, with its text as `prompt` and its metadata.
         read: number of rows in the files.
-        merged: number that equal others.
-        renumbered: number of these that differ in identifiers such as `image_id`, of which the first remains.
-        dropped: place and reason of each that is no prompt.
+        merged: number of rows equal to an earlier row, identifiers such as `image_id` apart.
+        renumbered: number of merged rows with another identifier; the first row remains.
+        dropped: `place: reason` of each unusable row.
         negative: number of rows whose negative prompt was left out.
     """
 
@@ -70,7 +70,7 @@ def import_prompts(
 ) -> list[str]:
     """Write `train_metadata.jsonl` and `test_metadata.jsonl` into a folder, and return lines for a reader.
 
-    The held-out prompts are those of `test_file`, or `test` of the others, by default a tenth, at most 128. A digest of
+    The held-out prompts are `test_file`'s, or `test` prompts of `files`, by default a tenth, at most 128. A digest of
     their text selects them, so they do not depend on the order of the rows, and all rows of one `folded` text are in
     one split. The field `key`, by default the first of the usual names, has the text; other fields become metadata.
 

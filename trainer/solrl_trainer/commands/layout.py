@@ -88,7 +88,7 @@ class GpuLayout:
         runs: runs that share the service.
         share: share of the prompts that the service explores, `explore.share`; 0 without a service.
         seconds: per prompt of one run.
-        idle: share of the GPUs' time in which they wait.
+        idle: share of the GPUs' time that they wait.
     """
 
     serving: int
@@ -289,8 +289,8 @@ def colocated(stages: Stages, prompts: int, gpus: int) -> GpuLayout:
 def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: int = 1) -> GpuLayout:
     """A service explores one version ahead, and the runs' GPUs do the rest; the slower side sets the pace.
 
-    The share that the service explores is the best of those that whole prompts of a rank allow. `serving` and
-    `training` are GPUs of the service and of each run; the rest is as of `layouts`.
+    The service explores the best share that whole prompts of a rank allow. `serving` and `training` are GPUs of the
+    service and of each run; the rest is as of `layouts`.
     """
     per_rank = -(-prompts // training)
 

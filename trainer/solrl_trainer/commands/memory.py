@@ -124,7 +124,7 @@ def _choices(planned: RunMemory, layout: MemoryLayout, gpus: int) -> str:
 
 
 def _way_out(config: RunConfig, planned: RunMemory, backbone: PipelineBackbone, gpu: int) -> str:
-    """Settings with which a run fits that does not: a smaller micro-batch, rewards in BF16, or both."""
+    """Settings that make a run fit: a smaller micro-batch, rewards in BF16, or both."""
     batch = config.optimizer.batch
     if largest := planned.largest_batch(batch, gpu):
         return f"It fits with optimizer.batch={largest}."

@@ -33,7 +33,7 @@ class Run:
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()
     """A setting, key=value with the value in YAML, such as explore.prompts=24. Wins over files.
-    May be given more than once; --dry-run prints all settings, first those to know."""
+    May be given more than once; --dry-run prints all settings, basic settings first."""
     output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
     """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
     run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
@@ -146,7 +146,7 @@ class Memory(SettingsCommand):
     """Plan a run's memory on a GPU from its settings and the model's configurations; no weights are needed."""
 
     gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
-    """Memory in the GPU's name. 24, 48, 80, 141 and 192 are what CUDA reports there, others 10⁹ bytes per GB."""
+    """Memory in the GPU's name. 24, 48, 80, 141 and 192 are what CUDA reports there, other numbers 10⁹ bytes per GB."""
     gpus: int = 1
     """Number of GPUs that train the run together; each is planned."""
 

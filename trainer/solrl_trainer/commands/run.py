@@ -47,7 +47,7 @@ def run(
         resume: continue the run in the folder.
         version: of the checkpoint to continue from, instead of the newest.
         allowed: names of what may change when it is resumed, see `resuming.check`.
-        world: ranks that train together, of which this is rank 0; by default only this process.
+        world: ranks that train together, this process as rank 0; by default it is alone.
         reporter: shows progress, instead of a `RichReporter`.
 
     Returns:
@@ -81,7 +81,7 @@ def run(
 
 
 def follow(config: RunConfig, *, resume: bool, version: int | None, world: Communicator) -> None:
-    """Train as a rank other than 0, which writes and prints nothing. Arguments as in `run`."""
+    """Train as a rank other than 0, which writes and prints nothing; `run` describes the arguments."""
     logging.getLogger("solrl_trainer").addHandler(logging.NullHandler())
     train(config, None, resume=resume, checkpoint=version, world=world)
 

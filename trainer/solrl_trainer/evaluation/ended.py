@@ -8,11 +8,11 @@ from solrl_proto.text_files import TextFileError, read_json
 from solrl_trainer.evaluation.gallery import IMAGES, TEXTS
 
 RESULT, EVALUATION, GRID, PAGE = "result.json", "evaluation.json", "grid.png", "report.html"
-"""Files of a run's folder; the folder `evaluation` in it has those of `solrl-train evaluate`."""
+"""Files of a run's folder, and of the folder `evaluation` in it, which `solrl-train evaluate` writes."""
 
 
 def remove_results_after(folder: Path, version: int, *, continues: bool) -> None:
-    """Delete figures and images of versions after `version`, from which the run goes on, and the report.
+    """Delete figures and images of versions after `version`, where the run goes on, and the report.
 
     The run writes them again when it ends; `solrl-train report` draws a report at any time. If the run trains further
     (`continues`), a result that says why it ended no longer holds.
@@ -25,7 +25,7 @@ def remove_results_after(folder: Path, version: int, *, continues: bool) -> None
 
 
 def best_version(folder: Path) -> int | None:
-    """The best version of a run that exported it; None if it took its newest. TextFileError: the result is damaged."""
+    """The version that a run exported as its best; None if it took its newest. TextFileError: a damaged result."""
     result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     return int(result["version"]) if result.get("stopped") else None
 

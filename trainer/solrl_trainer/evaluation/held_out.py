@@ -134,7 +134,7 @@ def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     """Measure rank fidelity before iteration `version`, if that is due, and refuse to go on with one below the floor.
 
-    A resumed run measures versions that its log lacks, and the one at which it stopped. Below
+    A resumed run measures versions that its log lacks, and the version where it stopped. Below
     `evaluate.fidelity_floor`, all ranks raise a FidelityError.
     """
     config, every = session.config, session.config.evaluate.fidelity_every
@@ -209,7 +209,7 @@ def _floor_error(config: RunConfig, version: int, spearman: float, prompts: int)
 
 
 def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> Fidelity:
-    """Compare the scores of groups, explored as for iteration `version`, with those of regenerated ones.
+    """Compare the scores of groups, explored as for iteration `version`, with their regenerated samples' scores.
 
     Prompts and seeds are the same at every version. Regeneration is under `version`, the merged behaviour policy.
     """

@@ -94,6 +94,6 @@ def _best(scores: Mapping[int, float]) -> int:
 
 
 def scores_without_fallen_guard(lines: Sequence[Line], config: RunConfig) -> dict[int, float]:
-    """Version → held-out score of those at which no guard has fallen clearly below the base."""
+    """Version → held-out score, without versions where a guard has fallen clearly below the base."""
     scores, guards = held_out_scores(lines, config.weights), config.evaluate.guards
     return {version: score for version, score in scores.items() if not fallen_guards(lines, guards, version)}

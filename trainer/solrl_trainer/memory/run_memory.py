@@ -72,7 +72,7 @@ class RunMemory:
     """Bytes that a run needs on each GPU.
 
     Attributes:
-        weights: part → bytes of frozen weights; a generator has those that it does not share with the frozen base.
+        weights: part → bytes of frozen weights; a generator's without the weights that it shares with the base.
         sharded: the same, if the base is spread over the ranks.
         gathered: bytes of the blocks that are whole at one time, if the base is spread.
         encoders: text encoder → bytes of its weights.
@@ -130,7 +130,7 @@ class RunMemory:
         return frozen + sum(rewards) + sum(self.iteration.values()) + self.training.state
 
     def phases(self, layout: MemoryLayout) -> dict[str, int]:
-        """Phase → peak bytes in addition to those in use in every phase."""
+        """Phase → peak bytes in addition to the bytes in use in every phase."""
         gathered = self.gathered if layout.sharded else 0
         phases = {phase: peak + gathered * phase.startswith("denoise") for phase, peak in self.generation.items()}
         if layout.offloaded:
@@ -201,7 +201,7 @@ def explored_precision(config: RunConfig, fastest: Precision) -> Precision:
 
 
 def reward_sizes(config: RunConfig, model_options: Mapping[str, Mapping[str, Any]]) -> dict[str, int | None]:
-    """Reward → bytes of its weights, None if unknown; `model_options` are those of the model's `solrl.json`."""
+    """Reward → bytes of its weights, None if unknown; `model_options` are `rewards` in the model's `solrl.json`."""
     names = dict.fromkeys([*config.rewards, *config.evaluate.rewards])
     return {
         name: reward_bytes(name, {**model_options.get(name, {}), **config.reward_options.get(name, {})})
@@ -246,7 +246,7 @@ def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator)
 
 
 def usable_bytes(backbone: PipelineBackbone, plan: RunMemory) -> int:
-    """Bytes of a GPU that a run can use, those of its loaded rewards and parts included."""
+    """Bytes of a GPU that a run can use, its loaded rewards and parts included."""
     device = backbone.device
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     rewards = sum(size for size in plan.rewards.values() if size is not None)

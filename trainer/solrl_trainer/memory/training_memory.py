@@ -50,7 +50,7 @@ class TrainingPlan:
         return self.state + sum(self.activations(checkpointed).values())
 
     def activations(self, checkpointed: int) -> dict[str, int]:
-        """Bytes by use at that peak: of the blocks that keep their activations, of the others, and of one at work."""
+        """Bytes by use at that peak: of blocks that keep activations, checkpointed blocks, and the block at work."""
         return {
             "kept": sum(self.kept[checkpointed:]),
             "inputs": sum(self.inputs[:checkpointed]),

@@ -15,7 +15,7 @@ class Encoders:
     """Text encoders of a model. Offloaded ones are on its device only while prompts are encoded.
 
     An offloaded encoder is onloaded when it is called, and offloaded after the call, or after all calls within
-    `encode`. Results are those of one that stays, because the same device computes them.
+    `encode`. Results equal a staying encoder's, because the same device computes them.
     """
 
     def __init__(self, backbone: PipelineBackbone, *, offloaded: bool) -> None:
@@ -31,10 +31,7 @@ class Encoders:
                 encoder.register_forward_hook(self._called, always_call=True)
 
     def encode(self, prompts: Sequence[str], guidance: float) -> None:
-        """With offloaded encoders, encode the prompts that the model's cache lacks, and onload the encoders once.
-
-        Others encode a prompt when it is needed.
-        """
+        """Onload offloaded encoders once for all prompts that the cache lacks; staying encoders encode on demand."""
         if not self._offloaded:
             return
         self._encoding = True

@@ -18,7 +18,7 @@ class GradientBuckets:
 
     On a CPU there are `BUCKETS` buckets for any number of ranks. Their sums are gathered and added in the order of
     the buckets, so ranks with one thread each give the same bits as one process with one thread. A process stores the
-    gradients of its buckets, and at the end those of all. On a GPU each rank has one bucket, and one collective adds
+    gradients of its buckets, and at the end all gradients. On a GPU each rank has one bucket, and one collective adds
     them.
     """
 

@@ -64,7 +64,7 @@ def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[CheckpointWr
 
 
 def _detached(x: Any) -> Any:
-    """A tensor without its graph but with its `requires_grad`, by which compiled code is selected, too."""
+    """A tensor without its graph but with its `requires_grad`, which selects compiled code, too."""
     return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
 

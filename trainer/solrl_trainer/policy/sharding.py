@@ -2,7 +2,7 @@
 
 Each block's weights are gathered for as long as it computes. LoRA weights and their optimiser stay whole on every rank.
 Every pass through the blocks is then a collective of all ranks. They train equally many micro-batches, and generate in
-step: a rank with nothing to generate takes part in the others' passes until all have finished.
+step: a rank with nothing to generate takes part in the other ranks' passes until all have finished.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ SHARDED = ("transformer", "generator")
 class LockstepCommunicator(Communicator):
     """A world whose ranks share the weights of a generator.
 
-    Before any other collective, a rank takes part in the generator's passes of the others until none has any left.
+    Before any other collective, a rank takes part in the other ranks' passes of the generator until none are left.
     """
 
     in_step = True
@@ -88,7 +88,7 @@ def place(module: nn.Module, device: torch.device) -> None:
 def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks: int) -> tuple[dict[str, int], int]:
     """Part → bytes of weights on each rank after `shard_base`, in no earlier part; and bytes of a gathered block.
 
-    `modules` are all parts that a rank holds. The blocks of those in `SHARDED` are sharded; `blocks` are the names of
+    `modules` are all parts that a rank holds. Parts in `SHARDED` have their blocks sharded; `blocks` are the names of
     their lists of blocks.
     """
     counted: set[tuple[int, bool]] = set()
@@ -115,7 +115,7 @@ def _share(weight: torch.Tensor, ranks: int) -> int:
 
 
 def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
-    """Whether policy and generator share their parts of a weight; those of an uneven one are padded copies."""
+    """Whether policy and generator share their parts of a weight; parts of an uneven weight are padded copies."""
     return weight.shape[0] % ranks == 0
 
 

@@ -1,4 +1,4 @@
-"""An existing LoRA from which a run starts, read from the layouts of diffusers, PEFT, ComfyUI and kohya."""
+"""An existing LoRA as the start of a run, read from the layouts of diffusers, PEFT, ComfyUI and kohya."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _FILES = ("adapter_model.safetensors", "lora.safetensors", "pytorch_lora_weights
 _CONFIG = "adapter_config.json"
 _DIFFUSERS = "lora_adapter_metadata"
 _STARTS = (True, False, None, "gaussian", "orthogonal")
-"""Values of `init_lora_weights` by which A and B alone are the change, of the unaltered model."""
+"""Values of `init_lora_weights` that leave the model unaltered, so that A and B alone are the change."""
 _SCALING = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights")
 _WITHOUT_EFFECT = {
     *(
@@ -34,13 +34,13 @@ _WITHOUT_EFFECT = {
     *("eva_config", "corda_config", "loftq_config", "lora_ga_config", "qalora_group_size", "runtime_config"),
     *("megatron_config", "megatron_core"),
 }
-"""Fields of PEFT's LoraConfig on which a finished adapter of linear layers does not depend."""
+"""Fields of PEFT's LoraConfig that do not matter to a finished adapter of linear layers."""
 
 Scale = Callable[[FileLayer], float]
 
 
 class StartLora(NamedTuple):
-    """Weights with which a run starts, by PEFT key for all modules, and a line on what was read, by which alpha."""
+    """First weights of a run, by PEFT key for all modules, and a line on the layers read and their alpha."""
 
     weights: dict[str, Tensor]
     summary: str
@@ -55,7 +55,7 @@ def find_start(path: Path) -> Path:
 
 
 def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> StartLora:
-    """Weights with which an adapter makes the change of a file, of at most its rank.
+    """Weights of an adapter that make a file's change, of at most the adapter's rank.
 
     Modules that the file lacks keep the weights of `initial`, the run's adapter before its first step, which change
     nothing, and so do further ranks. `path` is as for `find_start`.

@@ -76,8 +76,8 @@ class Updater:
     ) -> UpdateFigures:
         """Take the iteration's optimiser steps; `progress` counts (sample, timestep) pairs.
 
-        A FloatingPointError names a loss or gradient that is not finite; the weights remain those of the last valid
-        step. A ValueError says that the algorithm has nothing to train on.
+        A FloatingPointError names a loss or gradient that is not finite; the weights of the last valid step remain. A
+        ValueError says that the algorithm has nothing to train on.
         """
         updater = replace(self, algorithm=self.algorithm.at(iteration))
         generator = torch.Generator().manual_seed(expand_seeds(self.config.seed, f"update/{iteration}", 1)[0])
@@ -248,7 +248,7 @@ def training_pairs(
 
 
 def trained_steps(steps: int, fraction: float) -> int:
-    """Number of the sampler's steps at which a unit is trained: rounded down, as Sol-RL's code does, but at least 1."""
+    """Number of a unit's trained sampler steps: rounded down, as Sol-RL's code does, but at least 1."""
     return max(1, int(fraction * steps))
 
 

@@ -41,7 +41,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     Image.init()  # or Pillow does not know the formats by name
     try:
         with Image.open(path, formats=FORMATS) as image:
-            # MPO is a camera's JPEG with further pictures behind it, of which the first is the image.
+            # MPO is a camera's JPEG with further pictures behind it; the first picture is the image.
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
             if image.mode not in _MODES or frames > 1:
                 raise ValueError(f"got {frames} × {image.mode}: save one picture as RGB with 8 bits per channel")

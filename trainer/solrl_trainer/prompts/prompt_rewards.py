@@ -1,4 +1,4 @@
-"""Rewards of single prompts: those that a prompt's metadata names in `rewards`, with their weights, or the run's."""
+"""Rewards of single prompts: named with their weights in the metadata's field `rewards`, or else the run's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prompt_overrides(prompt: PromptItem) -> Mapping[str, float] | None:
 
 
 def rewards_to_score(prompt: PromptItem, names: Collection[str]) -> tuple[str, ...]:
-    """Rewards of a prompt's images: `names`, or of a prompt with its own rewards those with a weight or in `names`."""
+    """Rewards of a prompt's images: `names`; or the prompt's own rewards, if they have a weight or are in `names`."""
     overrides = prompt_overrides(prompt)
     if overrides is None:
         return tuple(names)

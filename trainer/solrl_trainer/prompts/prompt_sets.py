@@ -28,7 +28,7 @@ PROMPTS = FolderRegistry(
 NEGATIVE = ("negative_prompt", "negative_prompts", "neg_prompt")
 """Fields of data sets whose prompts say what an image must not show."""
 FEW = 32
-"""Most values of a metadata field by which prompts are grouped, such as GenEval's `tag`."""
+"""Most values of a metadata field that groups prompts, such as GenEval's `tag`."""
 _SHORT = 40
 """Most characters of such a value."""
 LONGEST = 4096
@@ -57,7 +57,7 @@ class Split:
 
     @property
     def repeated(self) -> str | None:
-        """How many prompts were read and how many are left, if some repeat others."""
+        """How many prompts were read and how many are left, if some were repeated."""
         merged = self.rows - len(self.prompts)
         if not merged:
             return None
@@ -88,7 +88,7 @@ def read_split(folder: Path, split: str) -> Split:
 
 @lru_cache(maxsize=8)  # a run asks several times, and a large file takes seconds
 def _read(folder: Path, split: str, files: tuple[tuple[Path, int, int], ...]) -> Split:
-    """The split of files with these times of change and sizes, of which all have the same prompts."""
+    """The split of `files`, each (path, time of change, size), which must have the same prompts."""
     (path, *_), *duplicates = files
     rows = list(_items(path))
     if not rows:
@@ -112,7 +112,7 @@ def metadata_file(folder: Path, split: str) -> Path:
 
 
 def read_prompts(folder: Path, split: str) -> list[PromptItem]:
-    """The prompts of a split. Raises the same errors as `read_split`."""
+    """The prompts of a split; `read_split` lists the errors."""
     return list(read_split(folder, split).prompts)
 
 
@@ -174,7 +174,7 @@ def _require_equal(texts: set[str], path: Path, other_texts: set[str], duplicate
 
 
 def _with_rewards(item: PromptItem, rewards: RewardItems | None) -> PromptItem:
-    """The item with its source's rewards, unless it names others or the source has none."""
+    """The item with its source's rewards, unless it names its own or the source has none."""
     if rewards is None or prompt_overrides(item) is not None:
         return item
     return item.model_copy(update={"metadata": {**item.metadata, FIELD: dict(rewards)}})

@@ -12,7 +12,7 @@ class PromptSource(Section):
     """One of several prompt sets."""
 
     share: Annotated[float, Field(gt=0)] = 1.0
-    """Its share of the prompts, in proportion to the others'."""
+    """Its share of the prompts, in proportion to the other sets' shares."""
     rewards: dict[str, float] | None = None
     """Rewards of its prompts, with their weights; null: the run's."""
 

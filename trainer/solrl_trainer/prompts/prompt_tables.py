@@ -162,7 +162,7 @@ def _table(path: Path) -> Iterator[Row]:
 
 
 def _plain_columns(schema: Any, path: Path) -> list[str]:
-    """Names of the columns that JSON has a form for; a warning names the others."""
+    """Names of the columns that JSON has a form for; a warning names all other columns."""
     _unique(schema.names, path)
     plain = [name for name, kind in zip(schema.names, schema.types, strict=True) if _plain(kind)]
     if dropped := sorted(set(schema.names) - set(plain)):

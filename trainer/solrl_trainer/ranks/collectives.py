@@ -18,7 +18,7 @@ _NOTICE_PAUSE = 0.5
 
 
 class DistributedWorld(Communicator):
-    """Ranks as processes: gloo for tensors on a CPU, NCCL for those on a GPU.
+    """Ranks as processes: gloo for tensors on a CPU, NCCL for tensors on a GPU.
 
     A barrier of gloo precedes each collective. It notices at once that a process has ended, and names a rank that is
     not there in time.

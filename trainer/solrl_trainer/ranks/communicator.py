@@ -66,7 +66,7 @@ def gather_values(value: Any, world: Communicator) -> list[Any]:
 
 
 def broadcast_bytes(data: bytes | None, world: Communicator) -> bytes:
-    """Rank 0's bytes, on every rank; the others pass None."""
+    """Rank 0's bytes, on every rank; all other ranks pass None."""
     if world.size == 1:
         assert data is not None
         return data

@@ -12,7 +12,7 @@ from typing import Any
 from solrl_trainer.ranks.rank_info import RankInfo
 
 _LIMIT = 60.0
-"""Seconds without a heartbeat after which a rank, or the store, is gone."""
+"""Seconds without a heartbeat until a rank, or the store, counts as gone."""
 _PERIOD = 0.5
 """Seconds between heartbeats."""
 _SILENT = "0"
@@ -20,7 +20,7 @@ _SILENT = "0"
 
 
 class Heartbeat:
-    """Heartbeats of this rank, and those that it hears, its own included.
+    """Heartbeats that this rank sends, and all that it hears, its own included.
 
     Each rank counts its heartbeats in the store. So a rank that does not hear itself has lost the store.
     """

@@ -29,7 +29,7 @@ _RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 _PAUSE = 0.1
 """Seconds between looks for a text of rank 0."""
 _GRACE = 6.0
-"""Seconds in which torchrun notices that a rank has ended, and ends the others."""
+"""Seconds until torchrun has noticed that a rank has ended, and has ended all other ranks."""
 _SILENCE = 5.0
 """Seconds of them without a heartbeat from a rank that has ended."""
 _SIGNALS = {
@@ -56,7 +56,7 @@ class RankRuntime:
         return self.rank_info.is_rank_zero
 
     def broadcast_text(self, text: str | None) -> str:
-        """Rank 0's text, on every rank; the others pass None and wait for it, without a time limit."""
+        """Rank 0's text, on every rank; all other ranks pass None and wait for it, without a time limit."""
         if self._store is None:
             assert text is not None
             return text
@@ -144,8 +144,8 @@ SINGLE_PROCESS = RankRuntime(RankInfo())
 def process_group(rank_info: RankInfo) -> Iterator[RankRuntime]:
     """Process group of a run, until all ranks have left the block.
 
-    If a rank raises an error or is stopped within the block, it exits immediately, and so do the others. One rank on
-    each machine prints the reason.
+    If a rank raises an error or is stopped within the block, all ranks exit immediately. One rank on each machine
+    prints the reason.
     """
     if rank_info.size == 1:
         yield RankRuntime(rank_info)

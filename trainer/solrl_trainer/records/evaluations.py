@@ -12,7 +12,7 @@ from solrl_core.rewards.reward import weighted_sum
 from solrl_trainer.run_folder.figures import OCR, READ_RIGHT, TRAINED_SUM
 
 STRICT = ("verifier", OCR)
-"""Rewards that are 1 for a correct image and less for others."""
+"""Rewards that are 1 for a correct image and less for a wrong image."""
 _RESAMPLES = 10_000
 
 
@@ -92,7 +92,7 @@ def compare(
     """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt.
 
     The evaluations are of the same prompts and seeds, by the same rewards. Each figure is over the prompts that have
-    the reward. `READ_RIGHT` is the share of images in which `ocr` reads all of the text. The weights are of the trained
+    the reward. `READ_RIGHT` is the share of images whose whole text `ocr` reads. The weights are of the trained
     rewards, as of `weights_per_prompt`; a sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
     """
     first, second = (_with_read_right(evaluation.scores) for evaluation in (before, after))
@@ -118,7 +118,7 @@ def compare(
 
 
 def _with_read_right(scores: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The scores, and `READ_RIGHT` after those of `ocr`."""
+    """The scores, with `READ_RIGHT` after `ocr`."""
     extended = {}
     for name, values in scores.items():
         extended[name] = values

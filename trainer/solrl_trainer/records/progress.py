@@ -37,7 +37,7 @@ _LABELS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how
 _LIVE_LABELS = {"evaluate": "evaluating", "fidelity": "ranking"}
 """Shorter, because the live line has no more room than the terminal."""
 _COUNTED_IN = {"explored": "explore", "regenerated": "regenerate", "trained": "train"}
-"""Count → the phase in which it grows."""
+"""Count → the phase that raises it."""
 
 
 class _Remaining(ProgressColumn):
@@ -88,7 +88,7 @@ class RichReporter(LiveLine):
             self.print(f"{_LABELS[name]} (version {iteration})")
 
     def progress(self, done: float, total: float) -> None:
-        """So much of the phase is done."""
+        """Show `done` of `total` of the phase's work."""
         time_left = self._phase_left
         self._show(within=time_left.text(done, total, brief=True))
         if not self._is_live and time_left.line_is_due():
@@ -105,7 +105,7 @@ class RichReporter(LiveLine):
             self.print(f"iteration {iteration + 1} of {self._iterations}: {parts}")
 
     def _counts_of(self, iteration: int) -> dict[str, str]:
-        """Counted candidates of this iteration by phase; those of another are forgotten."""
+        """Counted candidates of this iteration by phase; another iteration's counts are forgotten."""
         if iteration != self._counted:
             self._counts, self._counted, self._counts_left = {}, iteration, TimeLeft()
         return self._counts
@@ -135,7 +135,7 @@ class RichReporter(LiveLine):
             self._progress.update(self._task, completed=version, ends=ends)
 
     def evaluated(self, record: HeldOutRecord, evaluation: Evaluation, prompts: Sequence[str]) -> bool:
-        """A version was evaluated on these prompts; returns whether this shows it, otherwise the log has a line."""
+        """A version was evaluated on `prompts`; returns whether it is shown here. If not, it is logged."""
         return False
 
     def waiting(self, server: str, wait: Wait | None) -> None:

@@ -23,7 +23,7 @@ def spread_of(rewards: torch.Tensor) -> Spread:
 
 
 def _objective(figures: Mapping[str, float]) -> dict[str, Any]:
-    """The algorithm's figures by key; those by noise level are one mapping, of the levels that were trained."""
+    """The algorithm's figures by key; figures by noise level are one mapping, of the levels that were trained."""
     objective: dict[str, Any] = {}
     for key, value in figures.items():
         name, at, level = key.partition(AT_LEVEL)
@@ -98,7 +98,7 @@ class IterationRecord:
 
     Attributes:
         iteration: index from 0; it produces version iteration + 1 of the behaviour policy.
-        explored_version: version under which the candidates were explored.
+        explored_version: version that explored the candidates.
         proxy_mean: mean score of all candidates.
         spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
         score: spread of the training samples' scores.

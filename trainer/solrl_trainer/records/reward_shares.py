@@ -1,4 +1,4 @@
-"""Shares of the spread of the trained score: each reward's, by which a run optimises it or not."""
+"""Shares of the spread of the trained score: a run hardly optimises a reward with a small share."""
 
 import logging
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, flo
 
 
 def log_shares(shares: Mapping[str, float]) -> None:
-    """Log the shares of several rewards, and name those that hardly move the sum."""
+    """Log the shares of several rewards, and name rewards that hardly move the sum."""
     if len(shares) > 1:
         logger.info(f"shares of the spread of the weighted sum: {shares_text(shares)}")
     for name, share in shares.items():

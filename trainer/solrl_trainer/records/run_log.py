@@ -68,7 +68,7 @@ class RunLog:
         return self._metrics.lines(event) if self._metrics is not None else []
 
     def rewind(self, version: int, *, back: bool = False) -> None:
-        """Drop lines beyond `version`, from which the run continues, or to which it goes `back`; −1 drops all lines."""
+        """Drop lines beyond `version`; the run continues there, or goes `back` there. −1 drops all lines."""
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
@@ -177,7 +177,7 @@ class RunLog:
             self.spearman[version] = figures["spearman"]
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase and in "total", including those before the run was resumed."""
+        """Seconds by phase and in "total", including seconds before the run was resumed."""
         here = {**self._run, "total": time.perf_counter() - self._started}
         return {name: here.get(name, 0.0) + self._earlier.get(name, 0.0) for name in {**self._earlier, **here}}
 

@@ -91,10 +91,7 @@ class StatusReporter:
             self._thread.join(_LONGEST_END)
 
     def show(self, iteration: int, samples: IterationSamples) -> None:
-        """Fetch images of some samples for the iteration's report, if new ones are due.
-
-        Those of the last iteration come to `show_comparisons`.
-        """
+        """Fetch images of some samples for the report, if due; `show_comparisons` gets the last iteration's."""
         if iteration + 1 < self._config.iterations and self._work.empty() and self._clock() >= self._images_due:
             self._images_due = math.inf
             self._work.put(lambda: self._fetch(iteration, samples))

@@ -25,7 +25,7 @@ from solrl_trainer.settings.settings_yaml import settings_yaml
 LORA = "lora.safetensors"
 CARD = "README.md"
 MARK = "<!-- Written by solrl-train export. -->"
-"""Line of every card, by which an export knows that it may replace the file."""
+"""Line of every card: it tells an export that it may replace the file."""
 
 
 @dataclass(frozen=True)

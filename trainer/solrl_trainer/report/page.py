@@ -31,7 +31,7 @@ from solrl_trainer.run_folder.metrics_file import own_time, read_metrics
 from solrl_trainer.run_folder.output_files import replace_file
 
 SHOWN_FIRST = 16
-"""Prompts of the before/after grid that are shown at first; the others unfold."""
+"""Prompts of the before/after grid that are shown at first; all other prompts unfold."""
 
 
 PHASES = {"explore": 2, "explore_here": 1, "wait": 2, "regenerate": 0, "train": 4, "push": 3, "evaluate": 7}

@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def environment(**options: Any) -> Environment:
-    """Environment of this package's templates, in which an undefined name is an error; further `options` of Jinja."""
+    """Environment of this package's templates, where an undefined name is an error; further `options` of Jinja."""
     return Environment(
         loader=PackageLoader("solrl_trainer.report"),
         undefined=StrictUndefined,

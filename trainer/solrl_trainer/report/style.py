@@ -18,7 +18,7 @@ SERIES = {
 }
 """Names of the colours of curves → colour on a light and on a dark background. In matplotlib, they are C0 to C7."""
 COLOURS = SERIES | {"dim": ("#626a76", "#98a1ae"), "grid": ("#e9ebef", "#272b33")}
-"""Those, and the colours of texts and of the grid."""
+"""Colours of curves, of texts and of the grid."""
 
 _VARIABLES = {light: f"var(--{name})" for name, (light, _) in COLOURS.items()}
 _DIM, _GRID = COLOURS["dim"][0], COLOURS["grid"][0]

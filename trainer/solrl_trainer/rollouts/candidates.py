@@ -25,7 +25,7 @@ class GroupSampler:
     keep: bool = False
 
     def groups(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> list[CandidateGroup]:
-        """Generate and score the groups of these prompts, of equal size, together."""
+        """Generate and score all prompts' groups together; groups have equal size."""
         prompt_of_seed, all_seeds = flattened(prompts, seeds)
         samples: Sequence[ScoredSamples | None] = [None] * len(prompts)
         if self.keep:

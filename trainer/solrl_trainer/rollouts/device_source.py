@@ -66,7 +66,7 @@ class RewardClock:
 
     @property
     def times(self) -> tuple[ScoringTime, ...]:
-        """The sums, those of candidates first."""
+        """The sums, first of candidates, then of samples."""
         sums = sorted(self._seconds.items(), key=lambda item: item[0][0])
         return tuple(
             ScoringTime(of=of, by=by, reward=name, server=server, seconds=round(seconds, 4))
@@ -230,7 +230,7 @@ class StoredImages:
     def __init__(
         self, files: Mapping[str, Sequence[Path]], backbone: PipelineBackbone, rewards: Sequence[str], batch: int
     ) -> None:
-        """`files`: as of `stored_files`. `rewards`: of the run, none of which is computed. `batch`: read at once."""
+        """`files`: as of `stored_files`. `rewards`: of the run; none is computed. `batch`: read at once."""
         if backbone.frames > 1:
             raise ValueError(
                 f"got clips of {backbone.frames} frames to train on stored images; expected generate.frames=1, which "

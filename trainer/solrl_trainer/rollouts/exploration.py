@@ -19,7 +19,7 @@ class ExplorationSummary:
 
     Attributes:
         seconds: duration, whether or not the trainer waited for it; of a service's part, if it explores a share.
-        seconds_here: time in which this device explored its share, under the version of this iteration; None if it has
+        seconds_here: time that this device explored its share, under the version of this iteration; None if it has
             none beside a service.
         times: time of each reward, by name, as a service measured it; empty for local exploration.
     """
@@ -91,7 +91,7 @@ class IterationSamples:
     ) -> "IterationSamples":
         """Gather the samples of all ranks.
 
-        `prompts` are those of all ranks: their parts by `communicator.shard`, concatenated. The rest is of this rank;
+        `prompts` are all ranks' prompts: their parts by `communicator.shard`, concatenated. The rest is of this rank;
         its groups may be in any order.
         """
         place = {prompt.id: index for index, prompt in enumerate(prompts)}

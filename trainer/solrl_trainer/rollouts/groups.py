@@ -83,7 +83,7 @@ class ScoredSamples:
 
 @dataclass(frozen=True)
 class CandidateGroup:
-    """Candidates of a prompt: all that were explored, or those that were selected, the best half first.
+    """Candidates of a prompt: all explored candidates, or the selected candidates, the best half first.
 
     `samples` are latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
     otherwise regenerated ones, None until then.

@@ -10,9 +10,9 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.rollouts.exploration import IterationSamples
 
 SHOWN_PROMPTS = 3
-"""The most of an iteration's prompts of which pairs are shown."""
+"""Most prompts of an iteration whose pairs are shown."""
 SHOWN_EACH = 3
-"""The most of a prompt's best and of its worst samples of which pairs are shown."""
+"""Most pairs shown of a prompt's best samples, and of its worst samples."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def load_rewards(
 
 
 def _tried_rewards(config: RunConfig, defaults: PlainDefaults, on_wait: OnWait, loaded: dict[str, Reward]) -> RewardSet:
-    """The rewards of a run; those in `loaded` have been tried on two grey images, with prompts of the run."""
+    """The rewards of a run, tried on two grey images with prompts of the run, unless all were `loaded` before."""
     before, names = len(loaded), [*config.rewards, *config.evaluate.rewards]
     rewards = load_rewards(config, names, defaults, on_wait, config.reward_options, loaded)
 

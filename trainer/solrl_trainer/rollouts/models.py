@@ -45,7 +45,7 @@ class Models:
         """Build generators and policies on a clean backbone, in the only order that works.
 
         A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
-        then replaces those layers in place, so every generator comes before the policy. Transformer and text encoders
+        then replaces the layers in place, so every generator comes before the policy. Transformer and text encoders
         may be in host memory; they are moved as the memory plan says. The base may be spread over the `world`.
         """
         world = world or Communicator()

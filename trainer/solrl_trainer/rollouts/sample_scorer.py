@@ -19,7 +19,7 @@ OnTimes = Callable[[Mapping[str, RewardTime]], None]
 
 
 class SampleScorer:
-    """Scores samples by a run's rewards, on a GPU while others are generated."""
+    """Scores samples by a run's rewards, on a GPU while further samples are generated."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SampleScorer:
     ) -> None:
         """Set up a scorer for these `trained` rewards with their weights; several share `scorer` and the stream `side`.
 
-        The rewards `names` are applied. A prompt that names its own gets those of them that are trained or among these.
+        The rewards `names` are applied. A prompt's own rewards replace them, if they have a weight or are in `names`.
         `on_times` is called with the time of each reward, whenever images were scored.
         """
         self._scorer, self._side, self._on_times = scorer, side, on_times
@@ -40,7 +40,7 @@ class SampleScorer:
 
     @property
     def overlaps(self) -> bool:
-        """Whether samples are scored while others are generated."""
+        """Whether samples are scored while further samples are generated."""
         return self._side.overlaps
 
     def score_samples(self, prompts: Sequence[PromptItem], samples: GeneratorOutput) -> Pending[ScoredSamples]:
@@ -74,7 +74,7 @@ def score_policy_images(
 ) -> tuple[Scores, RewardTimes]:
     """Rewards of a policy's images, one for each prompt, and their times; NaN where a prompt does not have a reward.
 
-    `names` are rewards of prompts that name none, and `always` of all prompts. Errors are those of `Scorer.score`, and
+    `names` are rewards of prompts that name none, and `always` of all prompts. Raises the errors of `Scorer.score`, and
     a FloatingPointError for images that are not finite.
     """
     reward_names = [tuple(dict.fromkeys((*rewards_to_score(prompt, names), *always))) for prompt in prompts]

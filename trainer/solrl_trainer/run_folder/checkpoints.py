@@ -139,7 +139,7 @@ def latest(folder: Path, version: int | None = None, world: Communicator | None 
 
 
 def require(folder: Path, version: int | None = None, world: Communicator | None = None) -> Checkpoint:
-    """Read a checkpoint that must exist; raises as `latest`, and FileNotFoundError if there is none."""
+    """Read a checkpoint that must exist. FileNotFoundError: there is none; `latest` lists all other errors."""
     checkpoint = latest(folder, version, world)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder.parent} has no checkpoint yet; the first is written after an iteration")

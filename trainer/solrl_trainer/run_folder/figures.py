@@ -10,7 +10,7 @@ EVALUATION_ONLY = "evaluation only"
 FEW_PROMPTS = 8
 """With fewer prompts, a bootstrap interval over prompts is too narrow."""
 LEAST_FIDELITY = 0.75
-"""Spearman of rank fidelity below which a note says what to do: just below the miniatures' lowest with Euler, 0.78; the
+"""Least Spearman of rank fidelity without a note on what to do: just below the miniatures' lowest with Euler, 0.78; the
 paper has 0.90 to 0.94 for its large models."""
 
 OCR = "ocr"

@@ -26,7 +26,7 @@ class MetricsFile:
         return line
 
     def rewind(self, version: int) -> None:
-        """Drop lines beyond the checkpoint of `version`, from which the run continues."""
+        """Drop lines beyond the checkpoint of `version`, where the run continues."""
         if self._path.is_file():
             lines = read_metrics(self._path)
             remaining = [line for line in lines if line["version"] <= version and line["event"] != "result"]
@@ -35,7 +35,7 @@ class MetricsFile:
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in remaining))
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
-        """All lines, or those of one kind."""
+        """All lines, or all of one kind."""
         lines = read_metrics(self._path) if self._path.is_file() else []
         return [line for line in lines if event in (None, line["event"])]
 
@@ -55,7 +55,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A ValueError names the file and a damaged line; later, when a reader asks a line for a field that it lacks, the
     field, too. An OSError says why the file cannot be read.
     """
-    # Decoded line by line: a damaged byte must not hide in which line it is.
+    # Decoded line by line: a damaged byte must not hide its line.
     *complete, last = path.read_bytes().split(b"\n")
     lines = [_parsed(path, number, text) for number, text in enumerate(complete, start=1)]
     with suppress(ValueError):

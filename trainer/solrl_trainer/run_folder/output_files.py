@@ -9,7 +9,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a whole file, text in UTF-8. Raises as `writing`."""
+    """Write a whole file, text in UTF-8; `writing` describes the OSError."""
     with writing(path):
         if isinstance(content, str):
             path.write_text(content, encoding="utf-8")

@@ -52,7 +52,7 @@ _LIBRARIES = (
 """Packages that compute images, scores or weights."""
 _KINDS = ("prompts", "model", "rewards", "algorithm", "libraries")
 _COMPLETE = ("model", "libraries")
-"""Kinds of which a part that only one side has is a change. Other parts come and go with settings."""
+"""Kinds whose part on one side alone is a change. Other parts come and go with settings."""
 _SHOWN = 60
 """Characters of a value that an error shows."""
 
@@ -88,7 +88,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Collection[str]) -> None:
-    """Check metrics, settings, prompts and libraries of a run that is resumed; raises as `latest` and `check`."""
+    """Check metrics, settings, prompts and libraries of a run that is resumed; `latest` and `check` list the errors."""
     check_names(allowed)
     metrics = config.output / "metrics.jsonl"
     if metrics.is_file():
@@ -98,12 +98,14 @@ def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Col
 
 
 def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allowed: Collection[str]) -> list[Change]:
-    """Changes between what is asked and what a checkpoint was trained with, without those of "free" settings.
+    """Changes of settings and parts since a checkpoint, except of "free" settings.
 
-    The `parts` are digests and versions of what the run depends on beside them, as far as known; only kinds that the
-    checkpoint has, too, are compared. The `allowed` are names of settings, sections, parts and kinds of parts that may
-    change although they are "named". A ValueError says what else differs, or that more iterations are finished than
-    asked.
+    Args:
+        parts: `kind:part` → digest or version, as far as known; kinds that the checkpoint lacks are not compared.
+        allowed: settings, sections, parts and kinds of parts that may change although they are "named".
+
+    Raises:
+        ValueError: another setting or part differs, or the checkpoint has more iterations than asked.
     """
     if config.iterations < stored.version:
         raise ValueError(
@@ -129,11 +131,11 @@ def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allow
 def parts_when_loaded(
     config: RunConfig, model: Mapping[str, str], options: ModelOptions, rewards: Mapping[str, str]
 ) -> dict[str, str]:
-    """All parts: those known before loading, the model's digests, and the rewards' by `reward:<name>`.
+    """All parts: parts known before loading, the model's digests, and the rewards' by `reward:<name>`.
 
-    `options` are the model's own, without which a prompt and a seed would give another image.
+    `options` are the model's own, which the image of a prompt and a seed depends on, too.
     """
-    # The rewards have digests of their own, and the paths in their options are those of one machine.
+    # The rewards have digests of their own, and the paths in their options hold on one machine only.
     generation = {name: value for name, value in asdict(options).items() if name != "rewards"}
     of_model = dict(model) | {"solrl.json": combined_digest(json.dumps(generation, sort_keys=True))}
     return (
@@ -155,7 +157,7 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
     if files := stored_files(config.prompt_sources, config.explore.source):
         parts["prompts:images"] = contents_digest(files)
     name = config.algorithm.name
-    if name not in ALGORITHMS.built_in:  # those come with a version of solrl
+    if name not in ALGORITHMS.built_in:  # built-in algorithms come with a version of solrl
         parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))
     return parts | dict(_libraries())
 

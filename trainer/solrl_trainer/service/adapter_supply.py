@@ -24,7 +24,7 @@ class AdapterSupply:
     """
 
     def __init__(self, client: RolloutClient, *, run: str, model: str, lag: int, on_wait: OnWait = ignore) -> None:
-        """`lag`: number of versions by which exploration is behind the newest. `on_wait`: told of a loss' end, too."""
+        """`lag`: number of versions that exploration is behind the newest. `on_wait`: told of a loss' end, too."""
         self._client, self._on_wait = client, on_wait
         self._run, self._model, self._lag = run, model, lag
         self._adapters: dict[int, bytes] = {}

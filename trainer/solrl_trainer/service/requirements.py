@@ -21,9 +21,9 @@ from solrl_trainer.settings.config import RunConfig
 def reward_specs(
     rewards: Sequence[RewardSpec], config: RunConfig, hosted: ModelInfo, digests: Mapping[str, str] | None = None
 ) -> tuple[RewardSpec, ...]:
-    """Rewards as the run's requests name them: those that the service has not loaded with the run's own server.
+    """Rewards as the run's requests name them, with the run's own server for rewards that the service has not loaded.
 
-    `reward_options` may have it. `digests` of the rewards are as `reward:<name>`; those of the servers must equal them.
+    `reward_options` may name this server. `digests` are by `reward:<name>`; the servers' digests must equal them.
     """
     options, expected = config.reward_options, digests or {}
 
@@ -131,7 +131,7 @@ def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
 
 
 def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
-    """Compare a service's digests of model and rewards with those loaded here; a MismatchError names the part."""
+    """Compare a service's digests of model and rewards with `digests`, loaded here; a MismatchError names the part."""
     # Requests name the digests of rewards that the service has not loaded.
     scored = {f"reward:{spec.name}" for spec in rewards if spec.at is None}
     ours = {name: digest for name, digest in digests.items() if name in scored or not name.startswith("reward:")}

@@ -83,7 +83,7 @@ class RunRequests:
         assert self.model is not None
         plan, kind = exploration_plan(self.config, iteration), "png"
         requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
-        if self.model.frames > 1:  # of which an answer has room for few
+        if self.model.frames > 1:  # an answer has room for few clips
             prompt_seeds, kind = zip(prompts, seeds, strict=True), "webp"
             requests = [([prompt], [row[i : i + 2]]) for prompt, row in prompt_seeds for i in range(0, len(row), 2)]
         answers = [self._answer(part, version, {"seeds": rows}, plan, images=kind) for part, rows in requests]

@@ -132,7 +132,7 @@ class ServiceSource:
     Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
     regenerated here under version i, regardless of the lag. The service explores the last prompts of each rank. This
     device explores the first, if `explore.share` leaves it some, while it has the version: before it trains iteration i
-    − lag. `wait_for_push` waits until the service has the newest version; it raises as the client's push.
+    − lag. `wait_for_push` waits until the service has the newest version; `RolloutClient.push` lists its errors.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ OF_A_MACHINE = (
     "reward_options",
     "track",
 )
-"""Settings that are not shown to others: addresses and paths, which may be private."""
+"""Settings that other people do not see: addresses and paths, which may be private."""
 
 
 def _without_place(prompts: str) -> str:
@@ -70,7 +70,7 @@ class RunConfig(Section):
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score; with 0 it is only logged. A prompt's field rewards may have others."""
+    """Reward → weight in the score; with 0 it is only logged. A prompt's field rewards may have other weights."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server, which
     requests name if the rollout service has not loaded the reward."""
@@ -157,7 +157,7 @@ class RunConfig(Section):
 
     @property
     def lag(self) -> int:
-        """Versions by which exploration is behind training."""
+        """Versions that exploration is behind training."""
         assert self.explore.lag is not None, "validated"
         return self.explore.lag
 
@@ -193,7 +193,7 @@ class RunConfig(Section):
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
 
     def service_rewards(self, prompts: Iterable[PromptItem] = ()) -> tuple[RewardSpec, ...]:
-        """Rewards that the service scores: those with a weight, also for a prompt."""
+        """Rewards that the service scores: all with a weight, in the run or for a prompt."""
         named = {name for prompt in prompts for name in rewards_to_score(prompt, self.weights)}
         return tuple(
             RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight or name in named

@@ -28,7 +28,7 @@ class EvaluateSettings(Section):
     rewards: Names = ()
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of `iterations` after which a run without a new best held-out reward ends, as does one whose 95 % interval
+    """A run ends after this share of `iterations` without a new best held-out reward, as does one whose 95 % interval
     lies below its best version's mean. It exports its best checkpoint. null: it goes on, and exports its last."""
     guards: Names = ()
     """Evaluated rewards that end the run, with its best checkpoint, when the 95 % interval of their change from the
@@ -38,7 +38,7 @@ class EvaluateSettings(Section):
     fidelity_every: Annotated[int, Field(ge=0)] = 10
     """Iterations between these measurements; 0: only before the run."""
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Spearman below which the run stops, unless chance or a saturated reward explains it; 0: never."""
+    """Least Spearman: below it, the run stops, unless chance or a saturated reward explains that; 0: never."""
 
     def is_due(self, version: int) -> bool:
         """Whether a version is evaluated along the run."""

@@ -43,7 +43,7 @@ class Recipe:
     Attributes:
         description: in a few words.
         settings: dotted key → value.
-        models: model → settings for this pair: those of the papers' code, and others scaled to the miniatures.
+        models: model → settings for this pair: as in the papers' code, or scaled to the miniatures.
     """
 
     description: str
@@ -64,7 +64,7 @@ def _fields() -> list[str]:
 
 
 _FIELDS = frozenset(_fields())
-"""Dotted keys of all settings but those of single algorithms."""
+"""Dotted keys of all settings, except single algorithms' settings."""
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -206,7 +206,7 @@ def resolve_again(
     files: Mapping[str, Mapping[str, Any]] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """The settings of a run that is continued: those it had, and what is given now. Raises as `resolve`."""
+    """A continued run's saved settings, changed by the arguments. ConfigError: an unknown key, or an invalid value."""
     source = str(saved.output / "config.json")
     layer = _flatten(saved.model_dump(mode="json"))
     return _compose([(source, layer), *_given(overrides, files, arguments)])
@@ -269,7 +269,7 @@ def _unknown(key: str, names: Collection[str], source: str) -> ConfigError:
 
 
 def _algorithms_with(setting: str) -> list[str]:
-    """Names of the algorithms that have this setting, without those that cannot be loaded."""
+    """Names of the loadable algorithms that have this setting."""
     owners = []
     for name in ALGORITHMS.names():
         with suppress(ValueError):
@@ -315,7 +315,7 @@ def config_error(error: ValidationError, sources: Mapping[str, str]) -> ConfigEr
     layers = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
     layers = layers or [source for name, source in sources.items() if name.startswith(f"{key}.")]
     source = ", ".join(dict.fromkeys(layers)) or "defaults"
-    # A rollout URL may be refused for the password in it. A fault between the settings of a section names those.
+    # A rollout URL may be refused for the password in it. A fault between a section's settings names the settings.
     between = first["type"] == "value_error" and isinstance(first["input"], Mapping)
     got = "" if key == "rollout_url" or between else f"got {_shown(first['input'])}; "
     place = f"setting {key} (from {source})" if key else "settings"

@@ -49,12 +49,12 @@ class Explore(Section):
     """ode: the run's solver, or the fitted steps. training: the algorithm's own stochastic steps and noise; steps must
     be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
-    """Model and settings that `solrl-train calibrate` chose this plan for; others are refused."""
+    """Model and settings that `solrl-train calibrate` chose this plan for; any other model or setting is refused."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each rank's prompts that the service explores; `solrl-train layout` computes the best. The trainer's
     device explores the rest, with a copy of the weights at that precision; auto is the fastest native on both."""
     lag: Annotated[int, Field(ge=0)] | None = None
-    """Versions by which exploration is behind; the service must retain one more. null: 1 with a service, otherwise
+    """Versions that exploration is behind; the service must retain one more. null: 1 with a service, otherwise
     0."""
 
     @model_validator(mode="after")

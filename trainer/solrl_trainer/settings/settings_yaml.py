@@ -11,18 +11,18 @@ SETTINGS_YAML = "settings.yaml"
 """File in a run's folder."""
 
 _OF_ONE_RUN = ("run", "output")
-"""Settings of which every run needs its own."""
+"""Settings with another value for every run."""
 _FOLLOWING = {"run": "preset", "output": "run", "explore.lag": "rollout_url"}
 """Setting → its source if it follows from another setting."""
 
 
 def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> str:
-    """All settings in sections, without those that are omitted; by default for another run with the same settings."""
+    """All settings in sections, except the `omitted`; by default for another run with the same settings."""
     return dump_yaml(config.model_dump(mode="json", exclude=set(omitted)))
 
 
 def sourced_yaml(resolved: Resolved) -> Iterator[str]:
-    """All settings under dotted keys, each with its source as a comment; `FIRST_SETTINGS` before the others.
+    """All settings under dotted keys, each with its source as a comment; `FIRST_SETTINGS` come first.
 
     A setting that follows from another is itself a comment, since it would not follow any more.
     """

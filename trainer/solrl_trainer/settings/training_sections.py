@@ -35,7 +35,7 @@ class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate, after warm-up and before decay."""
     warmup_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iterations over which the learning rate rises linearly."""
+    """Iterations of the learning rate's linear rise."""
     cosine_iterations: Positive | Literal["all"] | None = None
     """Iterations until the learning rate is 0, along half a cosine after warm-up. all: the run's; null: it is
     constant."""

@@ -14,8 +14,8 @@ class TrackedRun:
     """A run as a tracker needs it.
 
     Attributes:
-        key: 16 letters and digits, the same when the run is resumed, another when it goes back to a version.
-        version: that the run continues from; later ones come again, if they were there. −1: it begins.
+        key: 16 hexadecimal digits, kept when the run is resumed, new when it goes back to a version.
+        version: from where the run continues; later versions are sent again. −1 for a new run.
         settings: JSON values.
     """
 
