@@ -419,7 +419,7 @@ class Span:
 
     @property
     def difference(self) -> Estimate:
-        """Theirs less ours, over the seeds."""
+        """Peer minus ours, mean of seeds."""
         return over_seeds(self.theirs - self.ours)
 
     @property

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(family: str, args: argparse.Namespace) -> Iterator[Row]:
-    """Plan a run, and train one iteration; yields the only row."""
+    """Plan a run and train one iteration; yields one row (GiB)."""
     device = args.device
     with tempfile.TemporaryDirectory() as folder:
         config = resolve(

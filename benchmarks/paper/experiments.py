@@ -77,8 +77,8 @@ class Programme:
         rewards: trained rewards of the tables with several; all of them judge every run.
         judges: further rewards that judge every run.
         seeds: training seeds.
-        iterations: length of a Sol-RL run.
-        long: length of the long runs.
+        iterations: of a Sol-RL run.
+        long: iterations of a long run.
         every: iterations between evaluations.
         unprepared: model with weights that were not prepared for NVFP4, if there is one.
         changes: settings of all runs, by dotted key.

@@ -21,7 +21,7 @@ ENDS = 10
 
 
 def arms(context: Context) -> dict[tuple[str, str], Arm]:
-    """Arm by family and reward."""
+    """(family, reward) → arm."""
     return {
         (name, reward): context.arm(FAMILIES[name], CHANGES, reward=reward, seeds=SEEDS)
         for reward in REWARDS
