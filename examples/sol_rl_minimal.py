@@ -1,4 +1,4 @@
-"""The method in one file, by the recipe `fast`: explore at a rollout service, select, regenerate in BF16, train, push.
+"""The method in one file, after the recipe `fast`: explore at a rollout service, select, regenerate, train, push.
 
 Trains a LoRA of an SD3 model with diffusers and PEFT; of solrl it needs solrl-client alone. The trainer of solrl does
 the same with fused kernels, several GPUs, checkpoints and other models. Start the service in this folder, then train:
@@ -189,7 +189,7 @@ def sol_rl(folder: str, client: RolloutClient, name: str, run: str, iterations: 
     hosted = client.model(name)
     show(f"loading {folder}")
     model = Model(folder, hosted.lora_targets, dict(hosted.pipeline_call))
-    optimizer = torch.optim.AdamW(model.weights(CURRENT), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(model.weights(CURRENT), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
     push(model, client, name, run, 0)
     means = []
     for iteration in range(iterations):
