@@ -75,7 +75,7 @@ def measured(module: Sequence[str]) -> dict[str, float]:
 
 
 def _cpu_seconds() -> float:
-    """Of all ended children, and their own."""
+    """CPU seconds of all ended children, and their own."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

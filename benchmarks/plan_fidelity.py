@@ -42,7 +42,7 @@ from solrl_trainer.records.evaluations import paired_gain
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.plan_page import ALLOWED, FITTED, STEPS, TRUE_STEPS, WHOLE, page
-from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
+from support.precisions import LISTS, MODELS, PRECISIONS, PRESET, REWARDS, solver_of, use_layers
 from support.results import Results, command, options
 
 NAME = "plan_fidelity"
@@ -82,7 +82,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--candidates", type=_candidates, default=96)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
+    parser.add_argument("--solver", choices=(PRESET, *sorted(SOLVERS)), default=PRESET)
     parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))

@@ -27,7 +27,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.selection import merge_ties
 from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
-from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, QUANTISED, REWARDS, named, solver_of, use_layers
+from support.precisions import LISTS, MODELS, PRECISIONS, PRESET, QUANTISED, REWARDS, named, solver_of, use_layers
 from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"
@@ -55,7 +55,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-set", default="shapes")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
-    parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
+    parser.add_argument("--solver", choices=(PRESET, *sorted(SOLVERS)), default=PRESET)
     return parser
 
 

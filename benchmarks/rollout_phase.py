@@ -65,9 +65,9 @@ SIZES = {
 }
 FITTED_STEPS = 4
 FEWER_STEPS = 6
-"""Of clips, whose plans have no fitted steps."""
+"""Steps of clips, whose plans have no fitted steps."""
 REWARD_DTYPE = "bfloat16"
-"""Of the reward's weights and products, as of a service on a GPU."""
+"""Type of the reward's weights and products, as in a service on a GPU."""
 SPENT = ("transformer", "encode", "decode", "reward", "other")
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "wan": "Wan2.1 1.3B"}
 REGENERATE, BASELINE = "regenerate", "baseline"

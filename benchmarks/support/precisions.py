@@ -10,7 +10,7 @@ from solrl_trainer.settings.presets import resolve
 PRECISIONS = ("nvfp4", "fp8")
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
-OF_PRESET = "preset"
+PRESET = "preset"
 """Instead of a solver: the one that the preset of the model's family uses at true size."""
 QUANTISED = {
     "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Those that are not in "
@@ -24,8 +24,8 @@ _PRESETS = {"sana": "sana", "sd3": "sd3", "flux": "flux1"}
 
 
 def solver_of(solver: str, family: str) -> Solver:
-    """The solver that is asked for; see `OF_PRESET`."""
-    chosen: Solver = resolve(f"{_PRESETS[family]}/sol_rl/clipscore").config.solver if solver == OF_PRESET else solver  # type: ignore[assignment]
+    """The solver that is asked for; see `PRESET`."""
+    chosen: Solver = resolve(f"{_PRESETS[family]}/sol_rl/clipscore").config.solver if solver == PRESET else solver  # type: ignore[assignment]
     return chosen
 
 

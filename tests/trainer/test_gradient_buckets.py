@@ -71,7 +71,7 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count", "most"), [(1, 5, 5), (2, 5, 3), (3, 9, 4), (10, 9, 2)])
 def test_the_largest_share_is_known(size: int, count: int, most: int) -> None:
-    """Of eight buckets, three ranks have three, three and two."""
+    """With eight buckets, three ranks have three, three and two."""
     ranks = [GradientBuckets(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU) for rank in range(size)]
     assert ranks[0].most(count) == max(sum(map(rank.owns, range(count))) for rank in ranks) == most
 

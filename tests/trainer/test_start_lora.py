@@ -37,7 +37,7 @@ def flux() -> PipelineBackbone:
 
 @pytest.fixture
 def policy(flux: PipelineBackbone) -> Policy:
-    """Of rank 4 and scale 0.5."""
+    """A policy of rank 4 and scale 0.5."""
     mine = own_copy(flux)
     return Policy(mine, Lora(rank=4, alpha=2), seed=1)
 

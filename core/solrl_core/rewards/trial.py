@@ -15,7 +15,7 @@ GREY = "two grey images"
 """Prompt of the images, where there are no prompts yet."""
 MODELS_SIDE = 1024
 """Side of the images, where a model's settings give none."""
-_OF_CODE = (NameError, AttributeError, ImportError, TypeError)
+_CODE_ERRORS = (NameError, AttributeError, ImportError, TypeError)
 """Errors that other images and prompts would hardly change."""
 _FRAMES = 9
 
@@ -61,7 +61,7 @@ def try_rewards(
             rewards.score([name], inputs, texts, metadata)
         except RewardError as error:
             cause = error.__cause__
-            if not examples and cause and not isinstance(cause, _OF_CODE) and "CUDA error" not in error.fault:
+            if not examples and cause and not isinstance(cause, _CODE_ERRORS) and "CUDA error" not in error.fault:
                 logger.warning("%s; it is used all the same, since it may demand another size or prompt", error)
                 continue
             cure = "" if examples else "; if it needs metadata, mark it by checks_prompts (docs/extending/reward.md)"

@@ -36,7 +36,7 @@ PROMPTS = ["a red circle", "two blue squares to the left of a green cross"]
 T5_TOKENS = 20
 QWEN_TOKENS = 80
 FRAMES = 5
-"""Of a clip, whose latents have two."""
+"""Frames of a clip, whose latents have two."""
 
 _PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁red", "▁blue", "▁circle", "▁squares")
 

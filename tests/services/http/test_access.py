@@ -27,7 +27,7 @@ TOLD |= {"proxy_mean": 0, "loss": 0}
 """The report of an iteration, as a trainer sends it."""
 BODIES = {("POST", "/v1/runs/{run}/iterations"): TOLD}
 """Bodies of operations on a run that need one as JSON."""
-OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
+RUN_OPERATIONS = [operation for operation in GUARDED if "{run}" in operation[1]]
 PUSH = ("PUT", "/v1/runs/{run}/adapters/{version}")
 NEEDED = {("DELETE", "/v1/runs/{run}/adapters"): "?after=0&head=0"}
 """Queries of operations that need one, except `PUSH`."""
@@ -129,7 +129,7 @@ def test_the_wrong_scope_gets_403_before_it_sends_a_body(guarded: Guarded, metho
         assert f'scope="{need}"' in headers["www-authenticate"]
 
 
-@pytest.mark.parametrize(("method", "path"), OF_RUNS)
+@pytest.mark.parametrize(("method", "path"), RUN_OPERATIONS)
 def test_another_tenants_run_is_404_before_and_after_a_body_is_sent(
     guarded: Guarded, layout: Layout, method: str, path: str
 ) -> None:

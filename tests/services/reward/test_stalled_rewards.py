@@ -18,7 +18,7 @@ BRIGHT, STUCK = "tests.services.served_rewards:brightness", "tests.services.serv
 
 @pytest.fixture(params=[(BRIGHT, STUCK)])
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """Of a service with these rewards."""
+    """A client of a service with these rewards."""
     served_rewards.reset()
     app = create_app(RewardSettings(rewards=request.param, device="cpu", score_timeout=2))
     with client_at(app) as found:

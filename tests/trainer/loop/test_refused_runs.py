@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    """Of the shipped model, by its name."""
+    """A service of the shipped model, by its name."""
     found = Service("mini-sana")
     yield found
     found.stop()

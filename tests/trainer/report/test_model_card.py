@@ -152,7 +152,7 @@ def test_the_card_s_code_makes_the_image_of_the_evaluation(model: str, solver: s
     names: dict[str, Any] = {}
     exec(compile(code.replace("torch.bfloat16", "torch.float32"), "README.md", "exec"), names)
     theirs = pixels(names["image"])
-    # Of 255. The evaluation merges the LoRA and rounds the weights to BF16.
+    # In levels of 255. The evaluation merges the LoRA and rounds the weights to BF16.
     assert float((theirs - image(solver)).abs().max()) <= 6
     other = "euler" if solver == "dpm2" else "dpm2"
     assert float((theirs - image(other)).abs().max()) > 12

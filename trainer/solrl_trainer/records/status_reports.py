@@ -32,7 +32,7 @@ from solrl_trainer.rollouts.exploration import IterationSamples
 from solrl_trainer.rollouts.image_comparisons import ImageComparisons, compare_images
 from solrl_trainer.run_folder.figures import value_text
 from solrl_trainer.service.run_requests import RunRequests
-from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
+from solrl_trainer.settings.config import MACHINE_SETTINGS, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def run_settings(config: RunConfig) -> RunSettings:
     place = Path(split_checkpoint(config.model)[0] or config.model)
     public = {"prompts": config.shown_prompts, **({"model": place.name} if place.exists() else {})}
     values: dict[str, Any] = {}
-    for name, value in config.model_copy(update=public).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
+    for name, value in config.model_copy(update=public).model_dump(mode="json", exclude=set(MACHINE_SETTINGS)).items():
         section = isinstance(value, dict) and name != "rewards"
         values |= {f"{name}.{key}": entry for key, entry in value.items()} if section else {name: value}
     shortened = {name: value_text(value, _VALUE_LENGTH) for name, value in values.items()}

@@ -19,7 +19,7 @@ from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.report import rendering
 from solrl_trainer.run_folder import figures
 from solrl_trainer.run_folder.metrics_file import read_metrics
-from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
+from solrl_trainer.settings.config import MACHINE_SETTINGS, RunConfig
 from solrl_trainer.settings.settings_yaml import settings_yaml
 
 LORA = "lora.safetensors"
@@ -100,7 +100,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         transformer = _from_file(model.config["_class_name"], file.name, place, config.revision)
     example = _first_held_out(config)
     public = config.model_copy(update={"model": name, "prompts": config.shown_prompts})
-    settings = settings_yaml(public, omitted=("run", *OF_A_MACHINE)).strip()
+    settings = settings_yaml(public, omitted=("run", *MACHINE_SETTINGS)).strip()
     page: str = environment.get_template("model_card.md.j2").render(
         front=yaml.safe_dump(_front(config, on_hub and file is None, clips=clips), sort_keys=False).strip(),
         mark=MARK,

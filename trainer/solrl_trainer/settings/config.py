@@ -34,7 +34,7 @@ from solrl_trainer.settings.training_sections import Lora, Optimizer, PolicySett
 _GIVE_URL = "--set rollout_url=http://HOST:8100"
 
 
-OF_A_MACHINE = (
+MACHINE_SETTINGS = (
     "start_lora",
     "output",
     "rollout_url",

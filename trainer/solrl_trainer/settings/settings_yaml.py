@@ -10,13 +10,13 @@ from solrl_trainer.settings.yaml_text import dump_yaml
 SETTINGS_YAML = "settings.yaml"
 """File in a run's folder."""
 
-_OF_ONE_RUN = ("run", "output")
+_RUN_SETTINGS = ("run", "output")
 """Settings with another value for every run."""
 _FOLLOWING = {"run": "preset", "output": "run", "explore.lag": "rollout_url"}
 """Setting → its source if it follows from another setting."""
 
 
-def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> str:
+def settings_yaml(config: RunConfig, omitted: Collection[str] = _RUN_SETTINGS) -> str:
     """All settings in sections, except the `omitted`; by default for another run with the same settings."""
     return dump_yaml(config.model_dump(mode="json", exclude=set(omitted)))
 

@@ -11,7 +11,7 @@ from solrl_trainer.settings.presets import Resolved
 
 logger = logging.getLogger(__name__)
 
-_OF_THE_USER = ("--set", "command line")
+_USER_SOURCES = ("--set", "command line")
 """Sources of settings that the user gave by hand."""
 
 
@@ -33,7 +33,7 @@ def warn_of_reward_tokens(options: Mapping[str, Mapping[str, Any]], source: str)
 
 def _warn(variable: str, address: str, key: str, source: str) -> None:
     token = os.environ.get(variable) or os.environ.get(f"{variable}_PATH")
-    if token and source not in _OF_THE_USER and not _stays_here(address):
+    if token and source not in _USER_SOURCES and not _stays_here(address):
         logger.warning(
             f"the token in {variable} goes to {address}, by {key} in {source}; if that file is somebody else's, "
             f"stop, and unset {variable} or give an address of your own with --set"
