@@ -112,7 +112,7 @@ class Batcher:
         """Prepare the batcher; `run` scores.
 
         Args:
-            batch_limit: images of several requests in one batch.
+            batch_limit: most images in a batch of several requests.
             timeout: most seconds of a reward, apart from the seconds that it waits for another service.
         """
         self._rewards = rewards
