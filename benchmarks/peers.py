@@ -3,7 +3,8 @@
 Their code runs unedited from the clones; benchmarks/peer_drives says what is replaced around it. Clones: NVlabs/Sana
 (Sol-RL), X-GenGroup/Flow-Factory, NVlabs/DiffusionNFT, yifan123/flow_grpo. All trainers of a model do the same work, in
 processes of their own and in turns: a prompt's samples are generated with all steps, and trained on. Models have random
-weights at true size. Writes benchmarks/results/peers.{json,md}, the JSON after each part.
+weights at true size. Sol-RL's SANA imports timm 0.6.13, einops, termcolor and pyrallis. Writes
+benchmarks/results/peers.{json,md}, the JSON after each part.
 
 `--tiny` tries all out on a CPU, with the miniatures. `--learn` compares rewards instead of times: there, two trainers
 start from mini-sd3 and train on the same prompts with the same settings.
@@ -34,7 +35,7 @@ from training_phase import NAMES
 
 DRIVES = ("sol_rl", "flow_factory", "diffusion_nft", "flow_grpo")
 OURS = "ours"
-MODELS = ("flux", "sd3", "sd3-medium")
+MODELS = ("flux", "sd3", "sd3-medium", "sana")
 RECIPES = ("diffusionnft", "flowgrpo")
 TURNS_SHOWN = 5
 FRESH = 21
@@ -298,7 +299,7 @@ def _times(rows: list[Row]) -> Iterator[str]:
     yield ""
     yield "Weights: of the frozen transformer; autocast: what it converts them to. Recomputed: activations in the"
     yield "backward pass. Decoder: weights of the autoencoder. Images have ten steps: by DPM-Solver++(2M), in"
-    yield "Flow-Factory by Euler's, in FlowGRPO's rows by stochastic ones."
+    yield "Flow-Factory and with SANA by Euler's, in FlowGRPO's rows by stochastic ones."
 
 
 def _cells(sample: Row | None, compiled: Row | None, train: Row | None) -> Iterator[str]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from diffusers import DiffusionPipeline
 from tests.support.ports import free_port
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from peer_drives.models import loaded, named, reward_of
@@ -53,7 +53,7 @@ def install() -> SimpleNamespace:
     flags = SimpleNamespace()
     settings = module("ml_collections", ConfigDict=ConfigDict)
     settings.config_flags = module("ml_collections.config_flags", DEFINE_config_file=lambda *_: None)
-    module("absl", app=MagicMock(), flags=SimpleNamespace(FLAGS=flags))
+    module("absl", app=MagicMock(), flags=SimpleNamespace(FLAGS=flags, DEFINE_string=lambda *_: None))
     module("imp", load_source=load_source)
     module("wandb", **{name: MagicMock() for name in WANDB})
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TQDM_DISABLE": "1"}
@@ -105,8 +105,14 @@ class Stage:
         return self.pipeline
 
     def embeddings(self, prompts: Sequence[str], *_: Any, **__: Any) -> tuple[Tensor, ...]:
-        """States and pooled embedding of the prompts; with FLUX.1, the position ids of the states, too."""
-        states, pooled = (self._encode(prompts)[name] for name in ("states", "pooled"))
+        """States and pooled embedding of the prompts; with FLUX.1, the position ids of the states, too.
+
+        With SANA, states and mask, and again in the place of the empty prompt's, which no guidance uses.
+        """
+        encoded = self._encode(prompts)
+        if "mask" in encoded:
+            return (encoded["states"], encoded["mask"]) * 2
+        states, pooled = encoded["states"], encoded["pooled"]
         ids = [states.new_zeros(states.shape[1], 3)] if type(self.pipeline).__name__ == "FluxPipeline" else []
         return states, pooled, *ids
 
@@ -167,9 +173,15 @@ def facts(pipeline: Any) -> dict[str, Any]:
         "compiled": "whole" if hasattr(transformer, "_orig_mod") else "no",
         "weights": named(base.dtype),
         "autocast": named(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "none",
-        "recomputed": "every block" if transformer.is_gradient_checkpointing else "no block",
+        "recomputed": "every block" if recomputes(transformer) else "no block",
         "decoder": named(pipeline.vae.dtype),
     }
+
+
+def recomputes(transformer: nn.Module) -> bool:
+    """Whether it has blocks that recompute their activations: diffusers' and SANA's own have flags for it."""
+    flags = ("gradient_checkpointing", "grad_checkpointing")
+    return any(getattr(layer, flag, False) for layer in transformer.modules() for flag in flags)
 
 
 def on_cpu(script: Any) -> None:

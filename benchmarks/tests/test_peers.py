@@ -146,6 +146,101 @@ def test_flow_grpo_learns_with_our_settings(tmp_path: Path, monkeypatch: pytest.
     assert "| 1 to 2 | Flow-GRPO | 1 | " in (tmp_path / "peers.md").read_text()
 
 
+SANA_CONFIG = """
+import ml_collections
+
+def get_config(name):
+    assert name == "sana_diffusionnft_pickscore"
+    sample, train = ml_collections.ConfigDict(), ml_collections.ConfigDict(batch_size=16, timestep_fraction=0.6)
+    native = {"native_config": "native.yaml", "rollout_sample_num_steps": 10}
+    return ml_collections.ConfigDict(sample=sample, train=train, **native)
+"""
+SANA_LAYERS = """
+from diffusion.model.builder import MODELS
+from diffusion.model.nets.fastlinear.modules import TritonLiteMLA
+from diffusion.utils.dist_utils import get_rank
+from diffusion.utils.logger import get_root_logger
+from mmcv import Registry
+from timm.data import IMAGENET_DEFAULT_MEAN
+from torch import nn
+
+FFN_BLOCKS = Registry("ffn_blocks")
+
+@MODELS.register_module()
+class SanaMSLinearFFN(nn.Conv2d):
+    def __init__(self, depth, hidden_size, num_heads, patch_size, input_size, in_channels, **_):
+        assert (depth, hidden_size, num_heads, patch_size, input_size, get_rank()) == (5, 192, 6, 2, 8, 0)
+        super().__init__(in_channels, 8, 1)
+"""
+SANA_SCRIPT = """
+import diffusion.model.nets.sana_multi_scale
+import diffusion.post_training.rewards
+import torch
+import yaml
+from absl import flags
+from diffusers import SanaPipeline
+from diffusion.model.builder import MODELS
+from tools.download import find_model
+
+flags.DEFINE_string("native_config", "", "")
+
+class PerPromptStatTracker:
+    def clear(self): ...
+
+def model_init_config(native, latent_size):
+    return {"input_size": latent_size, "in_channels": native["vae"]["vae_latent_dim"]}
+
+def pipeline_with_logprob_sana(transformer, vae, *, latents):
+    with torch.no_grad():
+        return vae.decode(transformer(latents), return_dict=False)[0].clamp(0, 1)
+
+def _rollout_for_one_prompt(transformer, vae, size):
+    images = pipeline_with_logprob_sana(transformer, vae, latents=torch.randn(4, 8, size, size))
+    rewards, _ = diffusion.post_training.rewards.multi_score("cpu", {})(images, ["a"] * 4, [{}] * 4)
+    assert images.shape == (4, 3, 64, 64) and len(rewards["avg"]) == 4
+
+def main(_):
+    config, size = flags.FLAGS.config, flags.FLAGS.config.resolution // 32
+    with open(flags.FLAGS.native_config) as file:
+        native = yaml.safe_load(file)
+    settings = model_init_config(native, latent_size=size)
+    transformer = MODELS.build({"type": native["model"]["model"]}, default_args=settings)
+    transformer.load_state_dict(find_model("none"), strict=False)
+    pipeline = SanaPipeline.from_pretrained("none")
+    del pipeline.transformer
+    _, loader, *_ = build_datasets_and_loaders(config, 1, 0)
+    for prompts, _ in loader:
+        states, mask, _, _ = compute_text_embeddings(prompts, pipeline, max_sequence_length=300, device="cpu")
+        assert states.shape[:2] == mask.shape
+        _rollout_for_one_prompt(transformer, pipeline.vae, size)
+        PerPromptStatTracker().clear()
+"""
+NATIVE = "model: {model: SanaMSLinearFFN_1600M_P1_D20}\nvae: {vae_latent_dim: 32}\n"
+
+
+def test_sol_rl_trains_sana_with_its_own_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = stand_in(
+        tmp_path / "clone",
+        {
+            "configs/sol_rl/sana.py": SANA_CONFIG,
+            "diffusion/model/nets/__init__.py": "import sana_video",
+            "diffusion/model/nets/sana_multi_scale.py": SANA_LAYERS,
+            "native.yaml": NATIVE,
+            "train_scripts/sol_rl/train_flux1.py": "",
+            "train_scripts/sol_rl/train_sana.py": SANA_SCRIPT,
+        },
+    )
+    options = ["--models", "sana", "--tiny", "--turns", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), *options])
+    peers.main()
+    rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
+    facts = {(row["trainer"], row["part"]): row["facts"] for row in rows}
+    assert set(facts) == {(trainer, part) for trainer in ("ours", "Sol-RL") for part in peers.PARTS}
+    expected = {"levels": 6, "recomputed": "no block", "sampled at once": 4, "trained at once": 4}
+    for trainer in ("ours", "Sol-RL"):
+        assert facts[trainer, "train"].items() >= expected.items()
+
+
 def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"expected the folder of a clone.*scripts/train_nft_sd3\.py"):
