@@ -26,7 +26,6 @@ from solrl_trainer.commands.calibrate import calibrate, frontier
 from solrl_trainer.commands.layout import RATES
 from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.rollouts.candidates import GroupSampler
-from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.settings.presets import ConfigError, resolve
 from tests.support.small_model import small_model
@@ -132,11 +131,11 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.8")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
-    asked = exploration_plan(explored, 0)
+    asked = explored.exploration_plan(0)
     assert asked.fitted.sigmas == pytest.approx(SCHEDULES[0], abs=0.1)
     chosen = next(row["plan"] for row in summary["plans"] if row["name"] == summary["chosen"])
     assert asked == Plan.model_validate(chosen)
-    with pytest.raises(ConfigError, match=r"steps is 6, but the solver was fitted for 4.* explore\.fitted=null"):
+    with pytest.raises(ConfigError, match=r"explore\.steps is 6; expected 4, .*set explore\.fitted=null"):
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
 
 

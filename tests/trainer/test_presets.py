@@ -12,7 +12,6 @@ from solrl_core.reward_registry import REWARDS
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.commands.cli import main
-from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.settings import presets
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
@@ -259,6 +258,7 @@ FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0]
 SERVED = "rollout_url=http://gpu-node:8100"
 AT_TRAINER = ["regenerate.at=trainer"]
 ONE_STAGE = ["regenerate.at=none"]
+TWO = ["explore.steps=2", "regenerate.steps=2"]
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ ONE_STAGE = ["regenerate.at=none"]
         ("mini-sana/awm/clipscore", AT_TRAINER, "from --set for recipe awm, .*, or recipe awm_two_stage"),
         (PRESET, ["explore.lag=1"], "lag is for exploration at a service"),
         (STOCHASTIC, ["explore.steps=6"], r"explore\.steps is 6 and regenerate\.steps 10 .*expected equal numbers"),
-        (STOCHASTIC, ["explore.steps=1", "regenerate.steps=1"], "equal numbers of at least 2"),
+        (STOCHASTIC, ["explore.steps=1", "regenerate.steps=1"], "first step with noise is 0 of 1 explore"),
         (STOCHASTIC, ONE_STAGE, "the candidates are the training samples"),
-        (STOCHASTIC, [f"explore.fitted={FITTED}"], "fitted steps follow the ODE"),
+        (STOCHASTIC, [f"explore.fitted={FITTED}", *TWO], r"explore\.fitted and explore\.sampler=training; .*=null"),
         (STOCHASTIC, ["algorithm.eta=11"], "less than or equal to 10"),
         (PRESET, ["explore.sampler=training", "explore.steps=10"], "samples of diffusionnft do not take stochastic"),
         (PRESET, ["explore.sampler=sde"], "'ode' or 'training'"),
@@ -292,12 +292,12 @@ def test_settings_that_cannot_be_are_refused(preset: str, overrides: list[str], 
 
 def test_a_plan_has_the_window_of_its_iteration() -> None:
     config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=["solver=dpm2"]).config
-    plans = [exploration_plan(config, iteration) for iteration in range(20)]
+    plans = [config.exploration_plan(iteration) for iteration in range(20)]
     assert len({plan.sde.first for plan in plans if plan.sde}) > 1
     for iteration, plan in enumerate(plans):
         assert plan.solver_spec == config.training_data.solver("dpm2", 10, iteration, config.seed)
         assert (plan.steps, plan.fitted) == (config.regenerate.steps, None)
-    assert exploration_plan(resolve(PRESET).config, 0).solver_spec == "euler"
+    assert resolve(PRESET).config.exploration_plan(0).solver_spec == "euler"
 
 
 # Text tokens, sigmas, LoRA targets and layers belong to the families and are tested there.

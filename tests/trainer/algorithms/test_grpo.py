@@ -119,7 +119,7 @@ def test_the_gap_to_the_recording_is_logged_by_noise_level(backbone: Backbone, l
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sampler_is_chosen_by_name(name: str) -> None:
     config = configured(f"{name}_two_stage", "explore.steps=4", "algorithm.sde=cps", "algorithm.eta=0.8")
-    sde = config.explored_steps(0)
+    sde = config.exploration_plan(0).sde
     assert (sde.kind, sde.eta) == ("cps", 0.8)
     with pytest.raises(ConfigError, match=r"eta is 1.2 for steps of kind cps; expected at most 1"):
         configured(name, "algorithm.sde=cps", "algorithm.eta=1.2")

@@ -30,13 +30,7 @@ from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.prompts.stored_files import stored_files
 from solrl_trainer.ranks.communicator import Communicator, shard
 from solrl_trainer.rollouts.candidates import GroupSampler
-from solrl_trainer.rollouts.exploration import (
-    ExplorationSummary,
-    OnSummary,
-    exploration_plan,
-    seed_root,
-    training_plan,
-)
+from solrl_trainer.rollouts.exploration import ExplorationSummary, OnSummary, seed_root, training_plan
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, batched, flattened
 from solrl_trainer.rollouts.loading import Loaded, load
 from solrl_trainer.rollouts.models import Models
@@ -201,7 +195,7 @@ class DeviceSource:
         if not config.two_stage:
             return GroupSampler(self._training_sampler(models.explorer, config.sample_steps), self.scorer, keep=True)
         batch = self._batch(models.explorer)
-        sampler = Sampler(models.explorer, lambda: exploration_plan(config, self._planned), batch=batch)
+        sampler = Sampler(models.explorer, lambda: config.exploration_plan(self._planned), batch=batch)
         return GroupSampler(sampler, self._scorer("candidates", [spec.name for spec in config.trained]))
 
     def _scorer(self, of: Images, names: Sequence[str]) -> SampleScorer:

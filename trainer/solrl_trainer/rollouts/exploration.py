@@ -48,18 +48,6 @@ def training_plan(config: RunConfig, steps: int) -> Plan:
     return Plan(steps=steps, solver=config.solver, guidance=config.guidance, precision="bf16")
 
 
-def exploration_plan(config: RunConfig, iteration: int) -> Plan:
-    explore = config.explore
-    return Plan(
-        steps=explore.steps,
-        solver=config.solver,
-        fitted=explore.fitted,
-        sde=config.explored_steps(iteration),
-        guidance=config.guidance,
-        precision=explore.precision,
-    )
-
-
 @dataclass(frozen=True)
 class IterationSamples:
     """All groups of an iteration in the order of its prompts; `groups` and `exploration` are this rank's alone.

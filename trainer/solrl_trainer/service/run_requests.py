@@ -25,7 +25,6 @@ from solrl_proto.rollouts import (
 )
 
 from solrl_trainer.prompts.prompt_rewards import group_indices, prompt_overrides, rewards_to_score
-from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.settings.config import RunConfig
 
 ResolvedRewards = tuple[tuple[RewardSpec, ...], str | None]
@@ -69,7 +68,7 @@ class RunRequests:
         `digest-mismatch`, the service now serves another model; 409 `served-differently`, the answer does not match.
         """
         candidates = {"count": self.config.explore.candidates, "seed_root": seed_root}
-        plan = exploration_plan(self.config, iteration)
+        plan = self.config.exploration_plan(iteration)
         return self._answer(prompts, version, candidates, plan, on_group)
 
     def images_of(
@@ -81,7 +80,7 @@ class RunRequests:
         `served-differently`, an image is missing or not the model's.
         """
         assert self.model is not None
-        plan, kind = exploration_plan(self.config, iteration), "png"
+        plan, kind = self.config.exploration_plan(iteration), "png"
         requests: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.model.frames > 1:  # an answer has room for few clips
             prompt_seeds, kind = zip(prompts, seeds, strict=True), "webp"

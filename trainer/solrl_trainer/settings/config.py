@@ -1,5 +1,6 @@
 """Settings of a run, validated when read. Defaults are Sol-RL's released settings; presets adapt them to a model."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,7 +19,7 @@ from solrl_client.addresses import check_rollout_url
 from solrl_core.devices import DeviceName
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, StochasticSteps
+from solrl_proto.rollouts import ModelBinding, Plan, PromptItem, RewardSpec, Solver, StochasticSteps
 
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
@@ -32,7 +33,13 @@ from solrl_trainer.settings.rollout_sections import Explore, GenerateSettings, R
 from solrl_trainer.settings.training_sections import Lora, Optimizer, PolicySettings
 
 _GIVE_URL = "--set rollout_url=http://HOST:8100"
-
+_OF_A_PLAN = {
+    "steps": "explore.steps",
+    "fitted": "explore.fitted",
+    "sde": "explore.sampler=training",
+    "sde.first": "the first step with noise",
+}
+"""Field of a plan → the setting that it is from, where their names differ."""
 
 MACHINE_SETTINGS = (
     "start_lora",
@@ -205,21 +212,31 @@ class RunConfig(Section):
         data: TrainingData[Any] = make_algorithm(self.algorithm).trains_on
         return data
 
-    def explored_steps(self, iteration: int) -> StochasticSteps | None:
-        """Stochastic steps of the candidates that are explored for an iteration; None if they follow an ODE.
+    def exploration_plan(self, iteration: int) -> Plan:
+        """The plan of the candidates that are explored for an iteration.
 
         Raises:
-            ValueError: a plan cannot name the steps of the algorithm's trajectories.
+            ValueError: a plan cannot name the steps of the algorithm's trajectories; a ValidationError, the settings
+                make no plan.
         """
-        if self.explore.sampler == "ode":
-            return None
-        solver = self.training_data.solver(self.solver, self.regenerate.steps, iteration, self.seed)
-        if not isinstance(solver, StochasticSteps):
-            raise ValueError(
-                f"explore.sampler is training, but the samples of {self.algorithm.name} do not take stochastic steps "
-                "that a plan can name; expected explore.sampler=ode"
-            )
-        return solver
+        explore = self.explore
+        sde: StochasticSteps | None = None
+        if explore.sampler == "training":
+            solver = self.training_data.solver(self.solver, self.regenerate.steps, iteration, self.seed)
+            if not isinstance(solver, StochasticSteps):
+                raise ValueError(
+                    f"explore.sampler is training, but the samples of {self.algorithm.name} do not take stochastic "
+                    "steps that a plan can name; expected explore.sampler=ode"
+                )
+            sde = solver
+        return Plan(
+            steps=explore.steps,
+            solver=self.solver,
+            fitted=explore.fitted,
+            sde=sde,
+            guidance=self.guidance,
+            precision=explore.precision,
+        )
 
     def require_exploring(self, command: str) -> None:
         """Refuse a command about exploration for a run that trains on stored images, by a ValueError."""
@@ -337,31 +354,41 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _explores_as_calibrated(self) -> Self:
-        for bound in self.bindings:
-            if (bound.solver, bound.guidance) != (self.solver, self.guidance):
-                raise ValueError(
-                    f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
-                    f"got {self.solver} at guidance {self.guidance:g}; use the plan's, calibrate again, or set "
-                    "explore.fitted=null and explore.calibrated_for=null"
-                )
+        bound = self.explore.calibrated_for
+        if bound is not None and (bound.solver, bound.guidance) != (self.solver, self.guidance):
+            raise ValueError(
+                f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
+                f"got {self.solver} at guidance {self.guidance:g}; use the plan's, calibrate again, or set "
+                "explore.fitted=null and explore.calibrated_for=null"
+            )
         return self
 
     @model_validator(mode="after")
     def _explores_as_it_regenerates(self) -> Self:
         explore, steps = self.explore, self.regenerate.steps
-        if explore.sampler == "ode":
-            return self
-        if not self.two_stage:
+        if explore.sampler == "training" and not self.two_stage:
             raise ValueError(
                 "explore.sampler is training, but with regenerate.at=none the candidates are the training samples and "
                 "take their steps anyway; expected explore.sampler=ode"
             )
-        if explore.steps != steps or steps < 2:
+        if explore.sampler == "training" and explore.steps != steps:
             raise ValueError(
                 f"explore.steps is {explore.steps} and regenerate.steps {steps} with explore.sampler=training; "
-                "expected equal numbers of at least 2, since the noise belongs to a step"
+                "expected equal numbers, since the noise belongs to a step"
             )
-        self.explored_steps(0)
+        return self
+
+    @model_validator(mode="after")
+    def _explores_by_a_plan(self) -> Self:
+        """The rules are the plan's; its error is told in the names of the settings."""
+        try:
+            self.exploration_plan(0)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            fields = rf"\b({'|'.join(_OF_A_PLAN)})(?= is | and |;)"
+            message = re.sub(fields, lambda field: _OF_A_PLAN[field[0]], message)
+            otherwise = "; otherwise set explore.fitted=null" if self.explore.fitted is not None else ""
+            raise ValueError(message + otherwise) from error
         return self
 
     @model_validator(mode="after")

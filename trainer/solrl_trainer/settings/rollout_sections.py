@@ -61,16 +61,6 @@ class Explore(Section):
     def _is_consistent(self) -> Self:
         if self.keep > self.candidates:
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
-        if self.fitted is not None and self.sampler == "training":
-            raise ValueError(
-                "fitted steps follow the ODE; expected explore.fitted=null with explore.sampler=training, or "
-                "explore.sampler=ode"
-            )
-        if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
-            raise ValueError(
-                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "
-                f"explore.steps={len(self.fitted.sigmas)}, or explore.fitted=null for the run's solver"
-            )
         return self
 
 
