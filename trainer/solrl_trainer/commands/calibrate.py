@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families import load_backbone
-from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.model_options import ImageSize
 from solrl_core.sampling.fitting import identity_solver
@@ -40,7 +38,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import training_plan
-from solrl_trainer.rollouts.loading import load_rewards
+from solrl_trainer.rollouts.loading import Loaded, load_model
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts
 from solrl_trainer.run_folder.figures import few_prompts_text
@@ -90,8 +88,9 @@ def calibrate(
     precisions = explored_precisions(config.explore.precision, torch.device(device))
     plans(config, precisions, [], limits)  # refuses numbers of steps that no plan has, before the model is loaded
     logger.info(f"loading {config.model}")
-    size = config.generate.size
-    backbone = load_backbone(config.model, device=device, revision=config.revision, size=size)
+    options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
+    loaded = load_model(config, device, list(config.rewards), options, Waits())
+    backbone = loaded.backbone
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
     warn_of_long_prompts(backbone, {"training": measured_on})
     if caution := few_prompts_text(prompts):
@@ -102,7 +101,7 @@ def calibrate(
     }
     generators = {"bf16": Generator(backbone, "bf16")}
     benchmark = PlanBenchmark(
-        _sampler_factory(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part)
+        _sampler_factory(config, loaded, generators), measured_on, seeds, world, lambda part: work.finish(part)
     )
     truth, reference = training_plan(config, config.regenerate.steps), reference_plan(config, precisions)
     work = ProgressCounter(benchmark.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
@@ -133,12 +132,10 @@ def calibrate(
     return summary
 
 
-def _sampler_factory(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> SamplerFactory:
-    options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
-    rewards = load_rewards(config, list(config.rewards), backbone, Waits(), options)
+def _sampler_factory(config: RunConfig, loaded: Loaded, generators: dict[str, Generator]) -> SamplerFactory:
     names = [spec.name for spec in config.trained]
-    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
-    scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
+    images = Scorer(loaded.rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
+    scorer = SampleScorer(images, names, config.trained, SideStream(loaded.backbone.device))
     batches: dict[str, AdaptiveBatchSize] = {}
 
     def sampler_of(plan: Plan) -> GroupSampler:

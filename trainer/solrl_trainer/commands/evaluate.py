@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from solrl_core.families import load_backbone
 from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
@@ -26,7 +25,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.evaluations import Evaluation, compare, verdicts
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.grid import write_grid
-from solrl_trainer.rollouts.loading import load_rewards
+from solrl_trainer.rollouts.loading import load_model
 from solrl_trainer.rollouts.truncation_warnings import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.run_folder.figures import trained_text
@@ -102,16 +101,15 @@ def evaluate_run(
     log_covered(test_prompts, settings.prompts, "evaluated")
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)
-    backbone = load_backbone(config.model, device=device, revision=config.revision, size=config.generate.size)
-    warn_of_long_prompts(backbone, {"held-out": held_out})
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in options.items() if name in names or name in chosen}
-    loaded = load_rewards(config, names, backbone, Waits(), options)
-    warn_of_unread_prompts(loaded, {"held-out": held_out})
-    generator = Generator(backbone, "bf16")
+    loaded = load_model(config, device, names, options, Waits())
+    warn_of_long_prompts(loaded.backbone, {"held-out": held_out})
+    warn_of_unread_prompts(loaded.rewards, {"held-out": held_out})
+    generator = Generator(loaded.backbone, "bf16")
     plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
     sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
-    scorer = Scorer(loaded, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
+    scorer = Scorer(loaded.rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
 
     def look(name: str, earlier: int) -> Evaluation:
         result = evaluate(

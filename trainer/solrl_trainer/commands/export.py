@@ -87,10 +87,12 @@ def _in_layout(adapter: Adapter, config: RunConfig, layout: Literal["comfyui", "
 
 def _write_merged(adapter: Adapter, config: RunConfig, folder: Path) -> None:
     import torch
-    from solrl_core.families import load_backbone
     from solrl_core.lora import Merger, target_modules
 
-    backbone = load_backbone(config.model, revision=config.revision, dtype=torch.bfloat16)
+    from solrl_trainer.records.waits import Waits
+    from solrl_trainer.rollouts.loading import load_model
+
+    backbone = load_model(config, "cpu", (), {}, Waits(), dtype=torch.bfloat16).backbone
     transformer: Any = backbone.transformer
     Merger(target_modules(transformer, backbone.lora_targets), transformer).merge(adapter)
     transformer.save_pretrained(folder)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from solrl_core.families import load_backbone
 from solrl_core.families.load import describe_model
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
+from solrl_core.model_options import ModelOptions
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.precision.support import numerics, supported_precisions
 from solrl_core.rewards import Reward, RewardSet
-from solrl_core.rewards.reward import PlainDefaults, RewardDefaults
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_core.rewards.trial import try_rewards
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import ModelBinding, RequestedPrecision
@@ -61,56 +62,59 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     device = pick_device(config.device, world)
     if config.explores_here and config.explore.precision == "fp8":
         require_fp8(torch.device(device))
-    loaded: dict[str, Reward] = {}
-    described = describe_model(config.model, config.revision)
-    if described is not None:  # before the model, which may take long
-        options = described.options.sized(config.generate.size)
-        _tried_rewards(config, PlainDefaults(torch.device(device), options), on_wait, loaded)
-    backbone = load_backbone(
-        config.model,
-        device=device,
-        revision=config.revision,
-        waiting=True,
-        size=config.generate.size,
-    )
+    names = [*config.rewards, *config.evaluate.rewards]
+    loaded = load_model(config, device, names, config.reward_options, on_wait, trains=True)
+    backbone, rewards = loaded.backbone, loaded.rewards
     if config.explores_here:
         supported = supported_precisions(backbone.device)
         emulated = [precision for precision in supported if numerics(precision, backbone.device) == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
-    rewards = _tried_rewards(config, PlainDefaults(torch.device(device), backbone.options), on_wait, loaded)
     # Take digests before the policy modifies the backbone's transformer.
     parts = part_digests(backbone.parts, backbone.device)
     check_bindings(config.bindings, model_digest(parts), config.model)
     digests = parts | {SCHEDULE: schedule_digest(backbone.sigmas)} | rewards.digests()
-    return Loaded(backbone, rewards, digests, parts_when_loaded(config, parts, backbone.options, rewards.digests()))
+    parts = parts_when_loaded(config, parts, backbone.options, rewards.digests())
+    return replace(loaded, digests=digests, parts=parts)
 
 
-def load_rewards(
+def load_model(
     config: RunConfig,
+    device: str,
     names: Sequence[str],
-    model: RewardDefaults,
-    on_wait: OnWait,
     options: Mapping[str, Mapping[str, Any]],
-    loaded: dict[str, Reward] | None = None,
-) -> RewardSet:
-    """Rewards for a run, with its patience with reward servers; the rest as of `RewardSet.load`."""
+    on_wait: OnWait,
+    *,
+    trains: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Loaded:
+    """A run's model, with weights of the `dtype`, and the named rewards with their `options`; without digests.
+
+    With `trains`, rewards are tried on two grey images, before the model is loaded if its options can be read, and
+    transformer and text encoders stay in host memory. Raises as `load_backbone`, `RewardSet.load` and `try_rewards`.
+    """
+    cache: dict[str, Reward] = {}
     connect = partial(connect_reward, patience=config.patience, on_wait=on_wait)
-    return RewardSet.load(names, model, options, loaded=loaded, connect=connect)
+
+    def load_rewards(of_model: ModelOptions) -> RewardSet:
+        before, defaults = len(cache), PlainDefaults(torch.device(device), of_model)
+        rewards = RewardSet.load(names, defaults, options, loaded=cache, connect=connect)
+        if trains and len(cache) > before:
+            try_rewards(rewards, defaults, prompts_of=partial(_prompts_of, config))
+        return rewards
+
+    size = config.generate.size
+    if trains and (described := describe_model(config.model, config.revision)) is not None:
+        load_rewards(described.options.sized(size))
+    backbone = load_backbone(
+        config.model, device=device, revision=config.revision, dtype=dtype, waiting=trains, size=size
+    )
+    return Loaded(backbone, load_rewards(backbone.options))
 
 
-def _tried_rewards(config: RunConfig, defaults: PlainDefaults, on_wait: OnWait, loaded: dict[str, Reward]) -> RewardSet:
-    """The rewards of a run, tried on two grey images with prompts of the run, unless all were `loaded` before."""
-    before, names = len(loaded), [*config.rewards, *config.evaluate.rewards]
-    rewards = load_rewards(config, names, defaults, on_wait, config.reward_options, loaded)
-
-    def prompts_of(reward: str) -> list[tuple[str, Mapping[str, Any]]]:
-        split = "train" if reward in config.rewards else "test"
-        prompts = scored_prompts(reward, prompts_of_run(config.prompt_sources, split).all)
-        return [(prompt.text, prompt.metadata) for prompt in prompts]
-
-    if len(loaded) > before:
-        try_rewards(rewards, defaults, prompts_of=prompts_of)
-    return rewards
+def _prompts_of(config: RunConfig, reward: str) -> list[tuple[str, Mapping[str, Any]]]:
+    split = "train" if reward in config.rewards else "test"
+    prompts = scored_prompts(reward, prompts_of_run(config.prompt_sources, split).all)
+    return [(prompt.text, prompt.metadata) for prompt in prompts]
 
 
 def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:

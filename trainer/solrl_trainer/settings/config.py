@@ -33,13 +33,13 @@ from solrl_trainer.settings.rollout_sections import Explore, GenerateSettings, R
 from solrl_trainer.settings.training_sections import Lora, Optimizer, PolicySettings
 
 _GIVE_URL = "--set rollout_url=http://HOST:8100"
-_OF_A_PLAN = {
+_PLAN_SETTINGS = {
     "steps": "explore.steps",
     "fitted": "explore.fitted",
     "sde": "explore.sampler=training",
     "sde.first": "the first step with noise",
 }
-"""Field of a plan → the setting that it is from, where their names differ."""
+"""Field of a plan → its setting, where their names differ."""
 
 MACHINE_SETTINGS = (
     "start_lora",
@@ -385,8 +385,8 @@ class RunConfig(Section):
             self.exploration_plan(0)
         except ValidationError as error:
             message = error.errors()[0]["msg"].removeprefix("Value error, ")
-            fields = rf"\b({'|'.join(_OF_A_PLAN)})(?= is | and |;)"
-            message = re.sub(fields, lambda field: _OF_A_PLAN[field[0]], message)
+            fields = rf"\b({'|'.join(_PLAN_SETTINGS)})(?= is | and |;)"
+            message = re.sub(fields, lambda field: _PLAN_SETTINGS[field[0]], message)
             otherwise = "; otherwise set explore.fitted=null" if self.explore.fitted is not None else ""
             raise ValueError(message + otherwise) from error
         return self
