@@ -75,6 +75,28 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def modules(package: str) -> dict[str, Path]:
+    """Dotted names of a package's modules, and their files."""
+    files = {}
+    for path in sources(package):
+        parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+def needed(path: Path, among: Collection[str]) -> set[str]:
+    """Modules of `among` that a file imports, including imports within functions and for types."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            # `from package import module` needs the module; any other name is the package's own.
+            names |= inner & set(among) | ({node.module} if inner - set(among) else set())
+    return names & set(among)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_run_one_way(package: str) -> None:
     for path in sources(package):
@@ -83,27 +105,19 @@ def test_imports_run_one_way(package: str) -> None:
 
 
 FLOORS = (
-    *("algorithms", "ranks", "prompts", "settings", "policy", "memory", "run_folder", "rollouts", "service", "records"),
-    *("session", "evaluation", "loop", "report", "calibration", "commands", "__main__"),
+    *("algorithms", "ranks", "prompts", "settings", "policy", "memory", "run_folder", "rollouts", "service"),
+    *("trackers", "records", "session", "evaluation", "loop", "report", "calibration", "commands", "__main__"),
 )
-"""Folders and modules of the trainer, from the ground up."""
+"""Folders, subfolders and modules of the trainer, from the ground up."""
 
 
 def test_the_trainer_imports_only_from_its_own_floor_and_below() -> None:
-    trainer = PACKAGES["solrl_trainer"] / "solrl_trainer"
-    assert {path.stem for path in trainer.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()} == {
-        *FLOORS,
-        "__init__",
-    }
-    for path in sources("solrl_trainer"):
-        floor = path.relative_to(trainer).parts[0].removesuffix(".py")
-        if floor == "__init__":
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("solrl_trainer"):
-                _, _, module = (node.module or "").partition(".")
-                for below in [module.split(".")[0]] if module else [name.name for name in node.names]:
-                    assert FLOORS.index(below) <= FLOORS.index(floor), f"{path} imports {below}"
+    files, trainer = modules("solrl_trainer"), PACKAGES["solrl_trainer"] / "solrl_trainer"
+    floors = {name: path.stem if path.parent == trainer else path.parent.name for name, path in files.items()}
+    assert set(floors.values()) == {*FLOORS, "__init__"}
+    for name, path in files.items():
+        for below in needed(path, files):
+            assert FLOORS.index(floors[below]) <= FLOORS.index(floors[name]), f"{name} imports {below}"
 
 
 @pytest.mark.parametrize("package", sorted(set(PACKAGES) - {"minis_recipe", "solrl_minis"}))
@@ -190,25 +204,9 @@ def test_the_contract_imports_alone_and_settings_are_resolved_without_torch(code
     assert not modules & (HEAVY | others - {"solrl_proto"})
 
 
-def needed(path: Path, among: Collection[str]) -> set[str]:
-    """Modules of `among` that a file imports, including imports within functions and for types."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            # `from package import module` needs the module; any other name is the package's own.
-            names |= inner & set(among) | ({node.module} if inner - set(among) else set())
-    return names & set(among)
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_has_circular_imports(package: str) -> None:
-    files = {}
-    for path in sources(package):
-        parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    files = modules(package)
     TopologicalSorter({name: needed(path, files) for name, path in files.items()}).prepare()
 
 

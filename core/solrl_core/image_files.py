@@ -82,6 +82,12 @@ def shrunk(images: torch.Tensor, side: int) -> torch.Tensor:
     return interpolate(flat, size=size, mode="area").view(*images.shape[:-2], *size)
 
 
+def small_images(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Images or clips float [..., 3, H, W] in [0, 1] as uint8 on the CPU, shrunk to at most `side` pixels a side."""
+    images = shrunk(images.detach().float().cpu(), side)
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()
+
+
 def tiled(images: torch.Tensor, columns: int) -> torch.Tensor:
     """Images [N, 3, H, W] as they are; of clips [N, F, 3, H, W], four frames in rows of `columns`, [N, 3, …, …]."""
     if images.ndim == 4:

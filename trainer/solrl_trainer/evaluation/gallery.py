@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
+from solrl_core.image_files import small_images
 from solrl_proto.text_files import read_json
 
-from solrl_trainer.records.evaluations import Verdicts, small_images
+from solrl_trainer.records.evaluations import Verdicts
 from solrl_trainer.rollouts.image_comparisons import ImageComparison
 from solrl_trainer.run_folder.output_files import write_file
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from solrl_core.errors import FidelityError
 from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_core.image_files import small_images
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 
@@ -20,7 +21,7 @@ from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.evaluation.stopping import clear_fall, held_out_scores, reason_to_stop, scores_without_fallen_guard
 from solrl_trainer.prompts.prompt_rewards import weights_per_prompt
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, shard
-from solrl_trainer.records.evaluations import Evaluation, small_images
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
@@ -76,12 +77,12 @@ def _log_evaluation(session: Session, log: RunLog, version: int, evaluation: Eva
 def evaluate_base(session: Session, log: RunLog, *, resumed: bool) -> Evaluation:
     """Evaluate the base; a `resumed` run reads its evaluation if that has the same settings."""
     path, config = session.config.output / BASE_EVALUATION, session.config
-    rewards = session.device.loaded.rewards
+    loaded = session.device.loaded
     settings = {
         "model": [config.model, config.revision, config.solver, config.guidance, session.models.backbone.device.type],
         "images": [config.evaluate.seeds, config.evaluate.steps, [prompt.id for prompt in session.test_prompts]],
-        "parts": {name: value for name, value in session.parts.items() if not name.startswith("prompts:train")},
-        "rewards": dict(zip(rewards.names, rewards.digests().values(), strict=True)),
+        "parts": {name: value for name, value in loaded.parts.items() if not name.startswith("prompts:train")},
+        "rewards": dict(zip(loaded.rewards.names, loaded.rewards.digests().values(), strict=True)),
     }
     stored = load_evaluation(path, settings) if resumed and session.world.rank == 0 else None
     if not gather_values(stored is not None, session.world)[0]:

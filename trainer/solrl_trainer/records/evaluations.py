@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.image_files import shrunk
 from solrl_core.rewards.reward import weighted_sum
 
 from solrl_trainer.run_folder.figures import OCR, READ_RIGHT, TRAINED_SUM
@@ -142,9 +141,3 @@ def verdicts(before: Evaluation, after: Evaluation) -> Verdicts | None:
             flags = zip(before.scores[name][:, 0].tolist(), after.scores[name][:, 0].tolist(), strict=True)
             return Verdicts(name, [(was == 1, now == 1) for was, now in flags])
     return None
-
-
-def small_images(images: torch.Tensor, side: int) -> torch.Tensor:
-    """Images or clips float [..., 3, H, W] in [0, 1] as uint8 on the CPU, shrunk to at most `side` pixels a side."""
-    images = shrunk(images.detach().float().cpu(), side)
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

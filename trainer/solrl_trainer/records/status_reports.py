@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 from solrl_client.rollouts import RolloutClient
-from solrl_core.image_files import FRAME_MS, webp
+from solrl_core.image_files import FRAME_MS, small_images, webp
 from solrl_core.rewards.frames import evenly
 from solrl_proto.identifiers import split_checkpoint
 from solrl_proto.problems import ProblemError
@@ -26,7 +26,6 @@ from solrl_proto.status import (
     Samples,
 )
 
-from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.rollouts.exploration import IterationSamples
 from solrl_trainer.rollouts.image_comparisons import ImageComparisons, compare_images

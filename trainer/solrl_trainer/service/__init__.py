@@ -1,1 +1,1 @@
-"""Groups and samples that a rollout service makes, and the versions that it makes them under."""
+"""Candidate groups of a rollout service, and the adapter versions that it explores them under."""

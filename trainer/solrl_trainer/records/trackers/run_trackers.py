@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from PIL import Image
-from solrl_core.image_files import tiled
+from solrl_core.image_files import small_images, tiled
 from solrl_proto.text_files import read_text
 
-from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.trackers.registry import TRACKERS
 from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
 from solrl_trainer.run_folder.output_files import write_file
