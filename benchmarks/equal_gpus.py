@@ -93,7 +93,8 @@ class Bench:
         session = connect(
             config, DeviceSource(config, Loaded(self.backbone, self.rewards), models, train), train, train
         )
-        session.start({0: encode_adapter(models.policy.behaviour())}, ())
+        session.adapters = {0: encode_adapter(models.policy.behaviour())}
+        session.source.start(session.adapters, ())
         return session
 
 

@@ -42,7 +42,8 @@ def run(work: Work, turns: Turns) -> None:
         prompts = prompt_set(work)
         source = DeviceSource(config, Loaded(backbone, rewards), models, prompts)
         session = connect(config, source, prompts, prompts)
-        session.start({0: encode_adapter(models.policy.behaviour())}, ())
+        session.adapters = {0: encode_adapter(models.policy.behaviour())}
+        session.source.start(session.adapters, ())
         steps = config.sample_steps - source.algorithm.trains_on.recorded  # the last step is not stochastic
         levels = trained_steps(steps, config.algorithm.timestep_fraction)
         checkpointed = sum(block.checkpointed for block in models.policy.blocks)

@@ -131,7 +131,7 @@ def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
     service: RunningService, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = bringing(service, server, output=tmp_path / "run")
-    assert check_run(config, resume=False) == config
+    assert check_run(config, resume=False)[0] == config
     (hosted,) = service.client.get("/v1/models").json()["models"]
     run(config)
     (iteration,) = events(config.output, "iteration")

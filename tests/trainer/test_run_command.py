@@ -264,7 +264,7 @@ def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_p
     notes.clear()
     config = resolve(PRESET, overrides=overrides).config
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
-    checked = check_run(config, resume=False)
+    checked, _ = check_run(config, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
     assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', metadata.")
     assert len(notes) == 3
@@ -272,7 +272,7 @@ def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_p
     (tmp_path / "test.txt").unlink()
     line = {"prompt": "a photo of a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]}
     (tmp_path / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
-    assert check_run(resolve(PRESET, overrides=overrides).config, resume=False).evaluate.rewards == ()
+    assert check_run(resolve(PRESET, overrides=overrides).config, resume=False)[0].evaluate.rewards == ()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from solrl_core.adapter import encode_adapter
 from solrl_core.families.backbone import stack
 from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.adapters import adapter_digest
+from solrl_proto.models import ModelList
 
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
@@ -40,6 +41,7 @@ from solrl_trainer.rollouts.image_comparisons import SHOWN_EACH, SHOWN_PROMPTS, 
 from solrl_trainer.rollouts.selection import select
 from solrl_trainer.run_folder import checkpoints, resuming
 from solrl_trainer.run_folder.resuming import Change
+from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings.config import RunConfig
 
@@ -80,17 +82,18 @@ class Result:
 def train(
     config: RunConfig,
     reporter: RichReporter | None,
+    trackers: Trackers | None = None,
     *,
     resume: bool = False,
     checkpoint: int | None = None,
     allowed: Collection[str] = (),
     world: Communicator | None = None,
-    trackers: Trackers | None = None,
+    listed: ModelList | None = None,
 ) -> Result:
     """Run a training; with `resume`, continue from the newest checkpoint, or from that of version `checkpoint`.
 
-    Later checkpoints are deleted. By default there is one rank; `reporter`, `allowed` (see `resuming.check`) and
-    `trackers` are only on rank 0, which alone writes, reports and pushes.
+    Later checkpoints are deleted. By default there is one rank; `reporter`, `trackers`, `allowed` (see
+    `resuming.check`) and `listed` (see `run`) are only on rank 0, which alone writes, reports and pushes.
 
     Raises:
         ProblemError: the service refuses a request or cannot be reached.
@@ -102,13 +105,14 @@ def train(
     stored = checkpoints.latest(config.output / "checkpoints", checkpoint, world) if resume else None
     with (
         open_run_log(config, reporter, world, trackers) as log,
-        open_session(config, world, log.waiting) as session,
+        open_session(config, world, log.waiting, listed) as session,
     ):
         models, version, changes = session.models, 0, list[Change]()
-        log.model = models.backbone
+        if isinstance(session.source, ServiceSource):
+            log.requests = session.source.requests
         if stored is not None:
             if world.rank == 0:
-                changes = resuming.check(stored, config, session.parts, allowed)
+                changes = resuming.check(stored, config, session.device.loaded.parts, allowed)
             checkpoints.restore(stored, models.policy, session.updater.optimizer)
             version = stored.version
             logger.info(f"continuing after {version} iterations")
@@ -117,10 +121,10 @@ def train(
             weights, summary = read_start(config.start_lora, models.backbone, policy.average_adapter())
             policy.start_from(weights)
             logger.info(summary)
-        adapters = stored.adapters if stored else {0: encode_adapter(models.policy.behaviour())}
+        session.adapters = dict(stored.adapters) if stored else {0: encode_adapter(models.policy.behaviour())}
         # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.
-        session.start(adapters, log.pushed_digests() if resume else set())
+        session.source.start(session.adapters, log.pushed_digests() if resume else set())
         log.rewind(version if stored else -1, back=checkpoint is not None)
         log.changed(version, changes)
         if resume and world.rank == 0:
@@ -178,7 +182,8 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
     """
     config, clock = session.config, session.device.clock
     explore = config.explore
-    prompts, local = session.prompts(iteration), session.device.own_prompts(iteration)
+    prompts = session.train_prompts.of_iteration(explore.prompts, config.seed, iteration)
+    local = session.device.own_prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     clock.restart()
     summaries: list[ExplorationSummary] = []

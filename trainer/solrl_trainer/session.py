@@ -1,13 +1,14 @@
 """Session: the parts of a run, loaded once and checked."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from solrl_client.retries import OnWait, ignore
+from solrl_proto.models import ModelList
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.policy.update import Updater
@@ -32,30 +33,21 @@ class Session:
 
     Attributes:
         source: where the samples of an iteration come from.
+        device: this device: its samplers and scorers.
+        models: backbone, generators and policies.
+        world: ranks that train together.
         adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
     """
 
     config: RunConfig
     source: Source
+    device: DeviceSource
+    models: Models
+    world: Communicator
     updater: Updater
     train_prompts: PromptSet
     held_out: PromptSet
     adapters: dict[int, bytes] = field(default_factory=dict)
-
-    @property
-    def device(self) -> DeviceSource:
-        """This device: its models, samplers and scorers."""
-        return self.source.device
-
-    @property
-    def models(self) -> Models:
-        """Backbone, generators and policies."""
-        return self.device.models
-
-    @property
-    def world(self) -> Communicator:
-        """Ranks that train together."""
-        return self.models.world
 
     @cached_property
     def test_prompts(self) -> list[PromptItem]:
@@ -68,25 +60,10 @@ class Session:
         return self.held_out.sample(self.config.evaluate.fidelity_prompts)
 
     @property
-    def parts(self) -> Mapping[str, str]:
-        """Digests and versions of what the run depends on beside its settings, see `resuming`."""
-        return self.device.loaded.parts
-
-    @property
     def measures_fidelity(self) -> bool:
         """Whether exploration differs from regeneration and there are prompts to compare them on."""
         quantised = self.models.explorer is not self.models.generator
         return (self.config.two_stage or quantised) and bool(self.fidelity_prompts)
-
-    def prompts(self, iteration: int) -> list[PromptItem]:
-        """Prompts of an iteration, for all ranks together."""
-        config = self.config
-        return self.train_prompts.of_iteration(config.explore.prompts, config.seed, iteration)
-
-    def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
-        """Start from these files of the behaviour policy by version; `pushed`: digests of all pushed so far."""
-        self.adapters = dict(adapters)
-        self.source.start(adapters, pushed)
 
     def checkpoint(self, version: int, adapter: bytes, held_out: Mapping[int, float]) -> None:
         """Record `adapter` as the newest version, and write a checkpoint if one is due; see `checkpoints.save`.
@@ -100,13 +77,17 @@ class Session:
         due = not version % config.checkpoint_every or version == config.iterations or config.evaluate.is_due(version)
         if due and self.world.rank == 0:
             folder = config.output / "checkpoints"
-            policy, optimizer = self.models.policy, self.updater.optimizer
-            checkpoints.save(folder, version, self.adapters, policy, optimizer, config, held_out, self.parts)
+            policy, optimizer, parts = self.models.policy, self.updater.optimizer, self.device.loaded.parts
+            checkpoints.save(folder, version, self.adapters, policy, optimizer, config, held_out, parts)
 
 
 @contextmanager
-def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignore) -> Iterator[Session]:
+def open_session(
+    config: RunConfig, world: Communicator, on_wait: OnWait = ignore, listed: ModelList | None = None
+) -> Iterator[Session]:
     """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
+
+    `listed`: the service's models, if this process has asked for them.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
@@ -119,19 +100,23 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
     train, held_out = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
     layout = running_text(config, world.size, pick_device(config.device, world))
     logger.info("loading %s; layout: %s", config.model, layout)
-    open_source = open_service_source if config.uses_service else open_device_source
     if len(train.sources) > 1:
         counts = zip(config.prompt_sources, train.counts(config.explore.prompts), train.sources, strict=True)
         parts = ", ".join(f"{name} {count} of {len(prompts):,}" for name, count, prompts in counts)
         logger.info(f"prompts of an iteration: {parts}")
-    with open_source(config, train, world, on_wait) as source:
+    opened: AbstractContextManager[Source]
+    if config.uses_service:
+        opened = open_service_source(config, train, world, on_wait, listed)
+    else:
+        opened = open_device_source(config, train, world, on_wait)
+    with opened as source:
         session = connect(config, source, train, held_out)
         log_covered(held_out, config.evaluate.prompts, "evaluated")
         if session.measures_fidelity:
             log_covered(held_out, config.evaluate.fidelity_prompts, "of rank fidelity")
         read = {"training": train.all, "held-out": session.test_prompts}
         warn_of_long_prompts(session.models.backbone, read)
-        warn_of_unread_prompts(source.device.image_scorer.rewards, read)
+        warn_of_unread_prompts(session.device.image_scorer.rewards, read)
         yield session
 
 
@@ -147,12 +132,13 @@ def running_text(config: RunConfig, ranks: int, device: str) -> str:
 
 def connect(config: RunConfig, source: Source, train: PromptSet, held_out: PromptSet) -> Session:
     """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser."""
-    models, optimizer = source.device.models, config.optimizer
+    device = source if isinstance(source, DeviceSource) else source.device
+    models, optimizer = device.models, config.optimizer
     adamw = torch.optim.AdamW(
         models.policy.parameters,
         lr=optimizer.learning_rate,
         betas=(0.9, optimizer.beta2),
         weight_decay=optimizer.weight_decay,
     )
-    updater = Updater(models.backbone, models.policy, adamw, source.device.algorithm, config, models.world)
-    return Session(config, source, updater, train, held_out)
+    updater = Updater(models.backbone, models.policy, adamw, device.algorithm, config, models.world)
+    return Session(config, source, device, models, models.world, updater, train, held_out)

@@ -237,7 +237,7 @@ def test_a_guard_that_cannot_judge_the_prompts_is_left_out_with_a_note(tmp_path:
         "mini-sana/fast/clipscore", overrides=[f"prompts={prompts_in(tmp_path)}", "explore.prompts=1"], arguments=given
     ).config
     assert (config.evaluate.stop_after, config.evaluate.guards) == (0.4, ("judge",))
-    checked = check_run(config, resume=False)
+    checked, _ = check_run(config, resume=False)
     assert checked.evaluate.guards == ()
     assert "the run does not end when judge falls (evaluate.guards)" in notes
     assert RunConfig.model_validate_json(checked.model_dump_json()) == checked

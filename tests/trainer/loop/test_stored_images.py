@@ -59,7 +59,7 @@ def config_of(recipe: str, prompts: Path, output: Path, *overrides: str) -> RunC
 
 
 def go(config: RunConfig, *, resume: bool = False) -> Result:
-    return train(check_run(config, resume=resume), Watcher(), resume=resume)
+    return train(check_run(config, resume=resume)[0], Watcher(), resume=resume)
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ def served(service: RunningService, folder: Path, *settings: str) -> list[str]:
 
 def train(size: int, service: RunningService, folder: Path, *settings: str) -> None:
     words, log = served(service, folder, *LAGGED, *settings), folder.with_suffix(".log")
+    before = service.log.read_text().count("GET /v1/models")
     assert run(size, words, log) == 0, log.read_text()
+    assert service.log.read_text().count("GET /v1/models") - before == size, "each rank asks for the models once"
 
 
 def test_ranks_explore_a_share_beside_a_service(small_service: RunningService, tmp_path: Path) -> None:

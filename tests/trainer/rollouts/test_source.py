@@ -16,10 +16,10 @@ from tests.support.ports import free_port
 from tests.trainer.training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
-ON_A_GPU = SimpleNamespace(backbone=SimpleNamespace(device=torch.device("cuda")))
-DEVICE: Any = SimpleNamespace(
-    own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None, models=ON_A_GPU
+ON_A_GPU = SimpleNamespace(
+    backbone=SimpleNamespace(device=torch.device("cuda")), merge_behaviour=lambda adapter, version: None
 )
+DEVICE: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, models=ON_A_GPU)
 
 MODEL: Any = SimpleNamespace(height=8, width=8, frames=1)
 

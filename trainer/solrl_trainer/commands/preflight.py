@@ -10,6 +10,7 @@ from typing import Any
 
 from solrl_client.rollouts import RolloutClient
 from solrl_core.suggestions import did_you_mean
+from solrl_proto.models import ModelList
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
@@ -38,10 +39,10 @@ RewardOptions = Mapping[str, Mapping[str, Any]]
 """Reward → options of its loader."""
 
 
-def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfig:
+def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> tuple[RunConfig, ModelList | None]:
     """Check a run that is about to start; return its settings without evaluation rewards that cannot score its images.
 
-    With `dry`, a service that does not answer is only a warning.
+    Beside them, what the run's service hosts. With `dry`, a service that does not answer is only a warning.
 
     Raises:
         ValueError, OSError: folder, prompts, rewards or model cannot be used; says what to do.
@@ -50,16 +51,17 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfi
         MismatchError: the service has a different noise contract.
     """
     _check_here(config, resume=resume)
+    listed = None
     if config.uses_service:
         try:
             patience = 0 if dry else config.patience if resume else min(FIRST_PATIENCE, config.patience)
             with RolloutClient(config.service_url, patience=patience, on_wait=Waits()) as client:
-                _check_service(client, config, resume=resume)
+                listed = _check_service(client, config, resume=resume)
         except ProblemError as error:
             if not dry or error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
                 raise
             logger.warning(f"not checked: the service at {config.service_url} does not answer")
-    return _check_models(config)
+    return _check_models(config), listed
 
 
 def is_usable(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> bool:
@@ -156,7 +158,8 @@ def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
             )
 
 
-def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
+def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> ModelList:
+    """Check that the service can serve the run; return its models."""
     from solrl_core.sampling.noise import check_noise_contract
 
     service = client.models()
@@ -170,6 +173,7 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (pushed := client.adapters(config.run)) is not None and pushed.head > 0:
         raise run_taken(client.url, config.run, pushed.head)
+    return service
 
 
 def _check_models(config: RunConfig) -> RunConfig:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from solrl_proto.models import ModelList
+
 from solrl_trainer.commands.export import export
 from solrl_trainer.evaluation.ended import GRID, RESULT
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
@@ -20,7 +22,7 @@ from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
 from solrl_trainer.run_folder import resuming
 from solrl_trainer.run_folder.figures import trained_text
-from solrl_trainer.run_folder.folder import SETTINGS, check_new, saved_settings
+from solrl_trainer.run_folder.folder import SETTINGS, saved_settings
 from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
@@ -36,12 +38,13 @@ def run(
     allowed: Collection[str] = (),
     world: Communicator | None = None,
     reporter: RichReporter | None = None,
+    listed: ModelList | None = None,
 ) -> dict[str, Any]:
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
     lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline; README.md is
     its model card. They are of the last version, or of the best with evaluate.stop_after. The caller must have locked
-    the folder.
+    the folder, which has no other run unless this one is resumed (`check_new`).
 
     Args:
         resume: continue the run in the folder.
@@ -49,6 +52,7 @@ def run(
         allowed: names of what may change when it is resumed, see `resuming.check`.
         world: ranks that train together, this process as rank 0; by default it is alone.
         reporter: shows progress, instead of a `RichReporter`.
+        listed: the service's models, as of `check_run`.
 
     Returns:
         Content of result.json.
@@ -57,8 +61,6 @@ def run(
     if resume:
         # Refuse changes before the folder's settings are overwritten.
         resuming.check_before_loading(config, version, allowed)
-    else:
-        check_new(config.output)
     write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with (
@@ -67,7 +69,7 @@ def run(
         open_trackers(config) as trackers,
     ):
         result = train(
-            config, progress, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
+            config, progress, trackers, resume=resume, checkpoint=version, allowed=allowed, world=world, listed=listed
         )
         logger.info("writing the report")
         summary = summarize(config, result)

@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
-from solrl_core.families import Backbone
-from solrl_proto.rollouts import RewardSpec
 
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.evaluations import Evaluation
@@ -22,8 +21,7 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.image_comparisons import ImageComparisons
 from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.run_folder.resuming import Change
-from solrl_trainer.service.requirements import reward_specs
-from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -34,7 +32,7 @@ class RunLog:
 
     Attributes:
         spearman: rank fidelity of exploration by version, as far as it is measured; only on rank 0.
-        model: of this device, once it is loaded; a service's images must have its size.
+        requests: to the service, once this device has loaded the model.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class RunLog:
         self._run: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
         self.spearman: dict[int, float] = {}
-        self.model: Backbone | None = None
+        self.requests: RunRequests | None = None
 
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. It is an `OnWait`."""
@@ -208,15 +206,11 @@ def open_run_log(
             # A separate client without retries: the run's client retries for minutes.
             client = RolloutClient(config.service_url, timeout=120.0, patience=0.0)
 
-            def source() -> RunRequests:
-                hosted = client.model(config.model_name)
+            def requests() -> RunRequests:
+                assert log.requests is not None  # there are samples
+                return replace(log.requests, client=client, restore=None)
 
-                def resolve_rewards(specs: Sequence[RewardSpec]) -> ResolvedRewards:
-                    return reward_specs(specs, config, hosted), None
-
-                return RunRequests(config, client, resolve_rewards=resolve_rewards, model=log.model)
-
-            reports = StatusReporter(client, config, source)
+            reports = StatusReporter(client, config, requests)
             status = stack.enter_context(reports)
         metrics = MetricsFile(config.output / "metrics.jsonl")
         log = RunLog(metrics, reporter, status, trackers)

@@ -113,10 +113,6 @@ class DeviceSource:
         """Iteration whose plan the candidates follow."""
         self._group_sampler = self._make_group_sampler()
 
-    @property
-    def device(self) -> "DeviceSource":
-        return self
-
     def own_prompts(self, iteration: int) -> Sequence[PromptItem]:
         """This rank's prompts of an iteration."""
         config = self._config

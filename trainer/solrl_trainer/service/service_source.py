@@ -17,7 +17,7 @@ from solrl_core.precision.support import PRECISIONS, probe
 from solrl_core.sampling.noise import check_noise_contract
 from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.identifiers import Precision
-from solrl_proto.models import ModelInfo
+from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
 
@@ -43,9 +43,11 @@ Arrived = CandidateGroup | ExplorationSummary
 
 @contextmanager
 def open_service_source(
-    config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
+    config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait, listed: ModelList | None = None
 ) -> Iterator["ServiceSource"]:
     """Load a run that explores at a service with the same model and rewards; `on_wait` is told of waits for servers.
+
+    `listed`: the service's models, if this process has asked for them; requests find out whether they are others now.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
@@ -56,7 +58,7 @@ def open_service_source(
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
-        listed = client.models()
+        listed = listed or client.models()  # each other rank asks, too: its machine must reach the service
         check_noise_contract(listed.noise)  # of each rank, whose machine may have other libraries
         served = client.find_model(listed, config.model_name)
         loaded = load(config, world, on_wait)
@@ -154,14 +156,14 @@ class ServiceSource:
         *older, newest = sorted(adapters)
         self._prefetch(newest)
         for version in older if self._config.explores_here else ():
-            self.device.push(version, adapters[version])
+            self.device.models.merge_behaviour(adapters[version], version)
             self._explore_here(version)
-        self.device.push(newest, adapters[newest])
+        self.device.models.merge_behaviour(adapters[newest], newest)
 
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the newest version, and begin to push it to the service and to explore under it."""
         self.wait_for_push()
-        self.device.push(version, adapter)  # first, because sending takes Python's lock, too
+        self.device.models.merge_behaviour(adapter, version)  # first, because sending takes Python's lock, too
         push: Callable[[], object]
         if self._supply is not None:
             push = partial(self._supply.push, version, adapter)
