@@ -14,6 +14,7 @@ import argparse
 import importlib
 import multiprocessing
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,15 @@ FAST_SAMPLES = 24
 """Samples of a prompt, as DiffusionNFT's own settings and `fast` have them."""
 WIDE = 1.1
 """Turns that differ by this factor are shown."""
-COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
+COLUMNS = (
+    *("levels", "solver", "steps", "guidance", "attention", "compiled", "weights", "autocast", "recomputed", "decoder"),
+    *("sampled at once", "trained at once"),
+)
+NOT_DRIVEN = {
+    "verl-omni": "Its trainer and the workers that train are Ray actors, and vLLM-Omni's servers sample for it",
+    "UniRL": "Ray actors sample and train, also on one GPU",
+}
+"""Peer, verl-project/verl-omni and Tencent-Hunyuan/UniRL → reason in its source."""
 
 
 def main() -> None:
@@ -66,7 +75,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--samples", type=int, default=24, help="samples of a prompt")
     parser.add_argument(
-        "--compiled", action="store_true", help="peers sample with their compiled copy of the model, if they have that"
+        "--compiled", action="store_true", help="time sampling alone, peers' with their compiled copy of the model"
     )
     parser.add_argument("--turns", type=int, default=2, help="measured turns of each trainer")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many seconds")
@@ -94,10 +103,14 @@ def main() -> None:
 def compare(args: argparse.Namespace, results: Results) -> bool:
     """Add the rows of all models and recipes; False if some are missing."""
     drives = {clone.resolve(): drive_of(clone) for clone in args.clones}
+    if args.compiled and not all(drive.COMPILES for drive in drives.values()):
+        names = ", ".join(drive.NAME for drive in drives.values() if not drive.COMPILES)
+        able = ", ".join(drive.NAME for drive in map(imported, DRIVES) if drive.COMPILES)
+        raise SystemExit(f"got --compiled with {names}; expected a peer that has a compiled copy of its model: {able}")
     deadline = time.monotonic() + args.seconds
     complete = True
     for model, recipe in product(args.models, RECIPES):
-        peers = {clone: drive for clone, drive in drives.items() if model in drive.MODELS and recipe == drive.RECIPE}
+        peers = {clone: drive for clone, drive in drives.items() if model in drive.MODELS and recipe in drive.RECIPES}
         if peers:
             device, samples = ("cpu", TINY) if args.tiny else ("cuda", args.samples)
             work = Work(model, recipe, device, samples, compiled=args.compiled)
@@ -112,12 +125,15 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
         drive = drive_of(clone)
         if (args.same_draws or args.fast) and drive is not imported("diffusion_nft"):
             raise SystemExit(f"got --same-draws or --fast with {clone}; expected a clone of DiffusionNFT, or neither")
-        model = next(model for model in ("sd3-medium", "sd3") if model in drive.MODELS)
-        learning = replace(LEARNINGS[drive.RECIPE], same_draws=args.same_draws)
+        model = next((model for model in ("sd3-medium", "sd3") if model in drive.MODELS), None)
+        if model is None:
+            raise SystemExit(f"got --learn with {clone}; expected a clone of a peer that trains SD3.5")
+        (recipe,) = drive.RECIPES
+        learning = replace(LEARNINGS[recipe], same_draws=args.same_draws)
         samples = SAMPLES
         if args.fast:
             learning, samples = OWN, FAST_SAMPLES
-        work = Work(model, drive.RECIPE, "cpu", samples, PROMPTS, seed, learning)
+        work = Work(model, recipe, "cpu", samples, PROMPTS, seed, learning)
         common = {
             "model": work.model,
             "recipe": work.recipe,
@@ -144,8 +160,9 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
                 if our_trainer.failed or peer.failed:
                     complete = False
                     break
-                for (name, curve), cpu in zip(curves.items(), seconds.values(), strict=True):
-                    results.add(common | {"trainer": name, "rewards": curve, "cpu": cpu}, *common, "trainer")
+                for (name, curve), (trainer, cpu) in zip(curves.items(), seconds.items(), strict=True):
+                    row = {"trainer": name, "rewards": curve, "cpu": cpu, "facts": trainer.facts}
+                    results.add(common | row, *common, "trainer")
     return complete
 
 
@@ -156,6 +173,16 @@ def drive_of(clone: Path) -> Any:
             return drive
     marks = ", ".join(f"{drive.NAME} ({drive.MARK})" for drive in map(imported, DRIVES))
     raise SystemExit(f"got {clone}; expected the folder of a clone, which has one of these files: {marks}")
+
+
+def commit_of(clone: Path) -> str:
+    """Commit of a clone; empty if it is no git folder, or git is missing."""
+    if not (clone / ".git").exists():
+        return ""
+    with suppress(OSError):
+        command = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def imported(name: str) -> Any:
@@ -249,13 +276,14 @@ def train(clone: Path | None, work: Work, pipe: Connection) -> None:
         if clone is None:
             ours.run(work, turns)
         else:
+            turns.facts["commit"] = commit_of(clone)
             drive_of(clone).run(clone, work, turns)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 HEAD = (
-    *("model, samples", "trainer", "sample, s", "× ours", "compiled, s", "× ours", "train, s", "× ours"),
+    *("model, samples", "trainer", "sample, s", "× ours", "train, s", "× ours"),
     *("24 of 24, s", "24 of 96, s", "GiB"),
 )
 
@@ -272,47 +300,94 @@ def page(found: Mapping[str, Any]) -> str:
     for section in sections:
         lines += section
         lines += [""]
-    lines += ["Around peers' code is replaced:", "", *(f"- {stub}" for stub in COMMON)]
+    lines += ["## What is replaced around peers' code", "", *(f"- {stub}" for stub in COMMON)]
     lines += [f"- of {drive.NAME}, {stub}" for drive in map(imported, DRIVES) for stub in drive.STUBS]
+    commits = "; ".join(_commits(found.get("rows", ())))
+    lines += ["", f"Commits of the clones: {commits}."] if commits else []
+    lines += ["", "## Not timed", "", *(f"- {run}, which the command can time" for run in _not_timed(timed))]
+    lines += [f"- {peer}: one process cannot drive it. {reason}." for peer, reason in NOT_DRIVEN.items()]
     return "\n".join(lines) + "\n"
 
 
 def _times(rows: list[Row]) -> Iterator[str]:
     """Section of seconds and memory."""
-    rows.sort(key=lambda row: (MODELS.index(row["model"]), RECIPES.index(row["recipe"]), row["trainer"] != OURS))
-    measured = {tuple(row[name] for name in ("model", "recipe", "trainer", "part")): row for row in rows}
-    keys = dict.fromkeys(key[:3] for key in measured)
-    whole = [[measured.get((*key, part)) for part in ("sample", COMPILED, "train")] for key in keys]
+    runs: dict[tuple[int, int, bool, bool, str], dict[str, Row]] = {}
+    for row in sorted(rows, key=_place):
+        runs.setdefault(_place(row), {})["train" if row["part"] == "train" else "sample"] = row
     devices = ", ".join(dict.fromkeys(f"{row['device']}, torch {row['torch']}" for row in rows))
-    yield f"By `python benchmarks/peers.py CLONE...` on one {devices}: peers' unedited code and ours,"
-    yield "with random weights of the true shapes. In its turn, a trainer generates one prompt's samples with all steps"
-    yield "and trains on them; trainers take turns after a warm-up. Seconds per sample are medians of the turns; those"
-    yield "of a prompt are computed from them: 24 samples generated and trained, or 96 generated in BF16, of which 24"
-    yield "are trained. GiB: the largest peak of allocated tensors. Rewards cost nothing, and text encoders are absent."
-    yield "A range: turns that differ. × ours: within one call of the command; empty where it ended before our turn."
+    yield from _claims(rows)
+    yield f"By `python benchmarks/peers.py CLONE...` on one {devices}: peers' unedited code and ours, with random"
+    yield "weights of the true shapes. In its turn, a trainer generates one prompt's samples with all steps, and trains"
+    yield "on them. Trainers take turns after a warm-up. Rewards cost nothing, and text encoders are absent."
     yield ""
-    yield from table(HEAD, (_cells(*rows) for rows in whole))
+    yield from table(HEAD, (_cells(run.get("sample"), run.get("train")) for run in runs.values()))
     yield ""
-    yield "What differs:"
+    yield "- Seconds: of one sample, the median of the turns, with the range of turns that differ."
+    yield "- × ours: over our seconds in the same call of the command."
+    yield "- 24 of 24: seconds of a prompt, computed, if 24 samples are generated and trained. 24 of 96: if 96 are"
+    yield "  generated in BF16, and 24 trained."
+    yield "- GiB: the largest peak of allocated tensors."
+    yield "- `--compiled`: the peer generates with its compiled copy of the model. Training is not timed then."
+    yield "- An empty cell: not timed."
     yield ""
-    yield from table(("model", "trainer", *COLUMNS), (_facts(next(filter(None, rows))) for rows in whole))
+    yield "### What differs"
     yield ""
-    yield "Weights: of the frozen transformer; autocast: what it converts them to. Recomputed: activations in the"
-    yield "backward pass. Decoder: weights of the autoencoder. Images have ten steps: by DPM-Solver++(2M), in"
-    yield "Flow-Factory and with SANA by Euler's, in FlowGRPO's rows by stochastic ones."
+    yield from table(("model", "trainer", *COLUMNS), (_facts(next(iter(run.values()))) for run in runs.values()))
+    yield ""
+    yield "- Guidance 1: none; FLUX.1 has it as an input."
+    yield "- Attention: *torch's*, the kernel that torch chooses; *fastest correct*, the first of cuDNN's, flash and"
+    yield "  memory-efficient attention whose gradients agree with float32."
+    yield "- Weights: of the frozen transformer. Autocast: what they are converted to. Recomputed: activations, in the"
+    yield "  backward pass. Decoder: weights of the autoencoder."
 
 
-def _cells(sample: Row | None, compiled: Row | None, train: Row | None) -> Iterator[str]:
-    measured = next(filter(None, (sample, compiled, train)))
+def _place(row: Row) -> tuple[int, int, bool, bool, str]:
+    """Place of a row's line in the tables."""
+    of_peer = row["trainer"] != OURS
+    return MODELS.index(row["model"]), RECIPES.index(row["recipe"]), row["part"] == COMPILED, of_peer, row["trainer"]
+
+
+def _claims(rows: Sequence[Row]) -> Iterator[str]:
+    """What the table says, in a few sentences."""
+    works = {"sample": "to generate", "train": "to train", COMPILED: "to generate with its compiled model"}
+    theirs = [row for row in rows if row["trainer"] != OURS and row["ours"]]
+    ratios = {part: sorted(row["s"] / row["ours"] for row in theirs if row["part"] == part) for part in works}
+    times = [f"{_range(ratios[part])} × {work}" for part, work in works.items() if ratios[part]]
+    if times:
+        yield f"**A peer's own code takes {', '.join(times).replace('×', '× our time', 1)}.**"
+    peaks: dict[str, dict[str, int]] = {}
+    for row in sorted(rows, key=_place):
+        if row["part"] in PARTS and row["peak"]:
+            trainers = peaks.setdefault(_title(row), {})
+            trainers[row["trainer"]] = max(row["peak"], trainers.get(row["trainer"], 0))
+    compared = {model: trainers for model, trainers in peaks.items() if OURS in trainers and len(trainers) > 1}
+    for amount, extreme in (("most", max), ("least", min)):
+        models = [model for model, trainers in compared.items() if trainers[OURS] == extreme(trainers.values())]
+        if models:
+            yield f"**Ours needs the {amount} memory on {'; '.join(models)}.**"
+    yield "No row is between equals: the second table says what differs."
+    yield ""
+
+
+def _range(ascending: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in (ascending[0], ascending[-1])))
+
+
+def _cells(sample: Row | None, train: Row | None) -> Iterator[str]:
+    measured = next(filter(None, (sample, train)))
     yield f"{_title(measured)}, {measured['samples']}"
-    yield measured["trainer"]
-    for row in (sample, compiled, train):
+    yield _trainer(measured)
+    for row in (sample, train):
         yield _seconds(row["s"], row["turns"]) if row else ""
         yield f"{row['s'] / row['ours']:.2f}" if row and row["ours"] else ""
     for candidates in (24, 96):
         yield f"{candidates * sample['s'] + 24 * train['s']:.1f}" if sample and train else ""
     peaks = [row["peak"] for row in (sample, train) if row and row["peak"]]
     yield f"{max(peaks) / 2**30:.1f}" if peaks else ""
+
+
+def _trainer(row: Row) -> str:
+    return f"{row['trainer']}, `--compiled`" if row["part"] == COMPILED else str(row["trainer"])
 
 
 def _seconds(median: float, turns: Sequence[float]) -> str:
@@ -322,7 +397,31 @@ def _seconds(median: float, turns: Sequence[float]) -> str:
 
 
 def _facts(row: Row) -> Sequence[str]:
-    return _title(row), row["trainer"], *(str(row["facts"][name]) for name in COLUMNS)
+    drive = ours if row["trainer"] == OURS else _drive_named(row["trainer"])
+    facts = row["facts"] | drive.constants(row["model"], row["recipe"])
+    return _title(row), _trainer(row), *(str(facts[name]) for name in COLUMNS)
+
+
+def _drive_named(name: str) -> Any:
+    return next(drive for drive in map(imported, DRIVES) if name == drive.NAME)
+
+
+def _not_timed(rows: Sequence[Row]) -> Iterator[str]:
+    """What drives can train, without a row."""
+    timed = {(row["trainer"], row["model"], row["recipe"]) for row in rows}
+    for drive in map(imported, DRIVES):
+        for model, recipe in product(drive.MODELS, drive.RECIPES):
+            if (drive.NAME, model, recipe) not in timed:
+                yield f"{drive.NAME} on {_title({'model': model, 'recipe': recipe})}"
+
+
+def _commits(rows: Sequence[Row]) -> Iterator[str]:
+    """Each peer and the commits of its rows: those that are stored, else the drive's."""
+    for drive in map(imported, DRIVES):
+        facts = [row.get("facts", {}) for row in rows if row["trainer"] == drive.NAME]
+        commits = (fact["commit"][:7] or "not known" if "commit" in fact else drive.COMMIT for fact in facts)
+        if facts:
+            yield f"{drive.NAME} {' and '.join(dict.fromkeys(commits))}"
 
 
 def _learning(rows: Sequence[Row]) -> Iterator[str]:
@@ -330,17 +429,41 @@ def _learning(rows: Sequence[Row]) -> Iterator[str]:
     same = LEARNINGS["diffusionnft"]
     yield "## Rewards along trainings with the same settings"
     yield ""
+    fresh, older = ([row for row in rows if (row["seed"] >= FRESH) == new] for new in (True, False))
+    yield from _equal(fresh)
     yield "By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: mini-sd3 without guidance, learning rate"
     yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, and one step at"
     yield f"{same.timestep_fraction:.0%} of the noise levels; with Flow-GRPO, two steps at all stochastic levels."
-    yield f"Rewards are {same.reward} of its samples. The difference is theirs minus ours, with its 95 % interval over"
-    yield f"the seeds. Margin: {MARGIN:.0%} of what our reward gained since the first turn. *Equal* is yes if the whole"
-    yield f"interval lies within it. Seeds below {FRESH} are older than this rule."
-    fresh, older = ([row for row in rows if (row["seed"] >= FRESH) == new] for new in (True, False))
+    yield ""
+    yield f"- Reward: {same.reward}, the mean over these turns and seeds."
+    yield "- Difference: theirs minus ours, with its 95 % interval over the seeds."
+    yield f"- Margin: {MARGIN:.0%} of what our reward gained since the first turn."
+    yield "- Equal: yes if the whole interval lies within the margin."
+    yield "- CPU s: seconds of a turn. They are the CPU's, not a GPU's, since the miniatures train on a CPU."
+    yield f"- Seeds below {FRESH} are older than this rule; their seconds are not stored."
     head = ("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference", "margin", "equal")
-    for title, seeds in ((f"Seeds from {FRESH} on:", fresh), (f"Seeds below {FRESH}:", older)):
+    cpu = ("CPU s, ours", "CPU s, theirs")
+    for title, seeds, shown in ((f"Seeds from {FRESH} on:", fresh, cpu), (f"Seeds below {FRESH}:", older, ())):
         yield from ("", title, "")
-        yield from table(head, _curves(seeds))
+        yield from table((*head, *shown), _curves(seeds, bool(shown)))
+
+
+def _equal(rows: Sequence[Row]) -> Iterator[str]:
+    """What the table of fresh seeds says: beside whom rewards are equal, and whose turn is shorter."""
+    peers = dict.fromkeys(row["beside"] for row in rows)
+    spans_of = {peer: list(spans([row for row in rows if row["beside"] == peer])) for peer in peers}
+    equal = {peer: all(span.equal for span in spans_of[peer]) for peer in peers}
+    ratio = {peer: np.divide(*np.mean([span.cpu for span in spans_of[peer]], 0)) for peer in peers}
+    for claim, names in (
+        ("In these turns, our rewards equal those of {}.", [peer for peer in peers if equal[peer]]),
+        ("Beside {}, it is open whether they do.", [peer for peer in peers if not equal[peer]]),
+        ("Our turn takes more CPU seconds than that of {}.", [f"{p} ({x:.2f} ×)" for p, x in ratio.items() if x > 1]),
+        ("Our turn takes fewer CPU seconds than that of {}.", [f"{p} ({x:.2f} ×)" for p, x in ratio.items() if x <= 1]),
+    ):
+        if names:
+            yield f"**{claim.format(' and '.join(names))}**"
+    if peers:
+        yield ""
 
 
 def _same_draws(rows: Sequence[Row]) -> Iterator[str]:
@@ -388,7 +511,7 @@ def _rewards(row: Row) -> Sequence[str]:
     return str(row["seed"]), row["trainer"], " ".join(f"{reward:.3f}" for reward in row["rewards"])
 
 
-def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+def _curves(rows: Sequence[Row], with_cpu: bool) -> Iterator[Sequence[str]]:
     for each in spans(rows):
         yield (
             f"{each.first} to {each.last}",
@@ -398,6 +521,7 @@ def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
             f"{each.difference:+.4f}",
             f"±{each.margin:.4f}",
             "yes" if each.equal else "open",
+            *(f"{seconds:.1f}" for seconds in each.cpu if with_cpu),
         )
 
 
@@ -409,6 +533,7 @@ class Span:
         first, last: turns.
         ours, theirs: [seeds].
         margin: for the difference of equal trainings.
+        cpu: CPU seconds of a turn, ours and theirs; empty if they are not stored.
     """
 
     peer: str
@@ -417,6 +542,7 @@ class Span:
     ours: np.ndarray
     theirs: np.ndarray
     margin: float
+    cpu: tuple[float, ...]
 
     @property
     def difference(self) -> Estimate:
@@ -442,7 +568,13 @@ def spans(rows: Sequence[Row]) -> Iterator[Span]:
                 for name in (OURS, peer)
             )
             begun = np.mean([row["rewards"][0] for row in reached if row["trainer"] == OURS])
-            yield Span(peer, first + 1, last, ours, theirs, MARGIN * float(ours.mean() - begun))
+            cpu = [
+                float(np.mean([row["cpu"][first:last] for row in reached if row["trainer"] == name]))
+                for name in (OURS, peer)
+                if all("cpu" in row for row in reached)
+            ]
+            margin = MARGIN * float(ours.mean() - begun)
+            yield Span(peer, first + 1, last, ours, theirs, margin, tuple(cpu))
 
 
 def _title(row: Row) -> str:

@@ -6,13 +6,19 @@ from typing import Any
 
 from peer_drives.our_draws import draw_as_ours
 from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package, run_sd3
-from peer_drives.turns import Turns, Work
+from peer_drives.turns import DPM, TORCH, Turns, Work
 
 NAME = "DiffusionNFT"
 MARK = "scripts/train_nft_sd3.py"
-RECIPE = "diffusionnft"
+COMMIT = "24af555"
+COMPILES = False
+RECIPES = ("diffusionnft",)
 MODELS = ("sd3-medium",)
 STUBS = ()
+
+
+def constants(model: str, recipe: str) -> dict[str, str]:
+    return {"solver": DPM, "steps": "10", "guidance": "1", "attention": TORCH}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:

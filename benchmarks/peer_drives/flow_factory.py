@@ -1,6 +1,6 @@
-"""Flow-Factory's DiffusionNFT, X-GenGroup/Flow-Factory: examples/nft/lora/flux1 with the work of the others.
+"""Flow-Factory's DiffusionNFT and FlowGRPO, X-GenGroup/Flow-Factory: examples/{nft,grpo}/lora/flux1 with our work.
 
-Its trainer's samples, steps, noise levels, size, rank, layers and pull to the reference become those of the others.
+Its settings that become those of the others are among the STUBS.
 """
 
 import importlib
@@ -17,14 +17,34 @@ import torch
 import yaml
 
 from peer_drives.stubs import Stage, install, module
-from peer_drives.turns import Turns, Work, timed_as
+from peer_drives.turns import EULER, STOCHASTIC, Turns, Work, timed_as
 
 NAME = "Flow-Factory"
 MARK = "src/flow_factory/trainers/nft.py"
-RECIPE = "diffusionnft"
+COMMIT = "a0b2bc5"
+COMPILES = False
+RECIPES = ("diffusionnft", "flowgrpo")
 MODELS = ("flux",)
-STUBS = ("datasets, imageio: imported, never called", "cuDNN's attention, whose backward pass fails: flash attention")
-STEPS, LEVELS, BATCH = 10, 4, 4
+WORK: dict[str, dict[str, Any]] = {
+    "diffusionnft": {"example": "nft", "steps": 10, "levels": 4, "updates": 1, "kl": 1e-4},
+    "flowgrpo": {"example": "grpo", "steps": 6, "levels": 5, "updates": 2, "kl": 0},
+}
+"""Recipe → its example, and steps, noise levels, optimiser steps of a prompt and KL weight as ours has them."""
+BATCH = 4
+STUBS = (
+    "datasets, imageio: imported, never called",
+    "cuDNN's attention, whose backward pass fails: flash attention",
+    "its LoRA of rank 64 and α 128: rank 32 and α 64, on the same layers",
+    "its DiffusionNFT's 8 steps and 2 noise levels at 384², and KL weight 0: 10 steps, 4 levels at 512², and 0.0001",
+    "its GRPO's 10 steps, one of them stochastic: 6 steps, all but the last stochastic, with noise 0.9",
+    "its guidance 3.5, an input of FLUX.1: 1",
+    f"its micro-batches of 1 or 2, and 16 samples of each of 48 prompts: of {BATCH}, and one prompt's samples",
+)
+
+
+def constants(model: str, recipe: str) -> dict[str, str]:
+    solver = STOCHASTIC if recipe == "flowgrpo" else EULER
+    return {"solver": solver, "steps": str(WORK[recipe]["steps"]), "guidance": "1", "attention": "flash"}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:
@@ -33,14 +53,16 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     stage = Stage(work, turns)
     score = stage.multi_score()
-    samples = -(-work.samples // BATCH) * BATCH
+    like = WORK[work.recipe]
+    batch = min(BATCH, -(-work.samples // like["updates"]))
+    samples = -(-work.samples // (batch * like["updates"])) * batch * like["updates"]
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         del os.environ[name]
     for name in ("datasets", "datasets.utils", "datasets.utils.logging", "imageio", "imageio.v3"):
         module(name, __getattr__=lambda _: MagicMock(), __path__=[])
     sys.path.insert(0, str(clone / "src"))
     imported("models.flux.flux1").FluxPipeline = stage
-    imported("trainers.abc").get_dataloader = lambda **_: (Batches(stage), None)
+    imported("trainers.abc").get_dataloader = lambda **_: (Batches(stage, batch), None)
     rewards = imported("rewards")
 
     class Rewarded(rewards.PointwiseRewardModel):  # type: ignore[misc, name-defined]
@@ -52,14 +74,20 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
             )
 
     imported("rewards.loader").get_reward_model_class = lambda _: Rewarded
-    settings = yaml.safe_load((clone / "examples/nft/lora/flux1/default.yaml").read_text())
+    settings = yaml.safe_load((clone / f"examples/{like['example']}/lora/flux1/default.yaml").read_text())
     settings["model"] |= {"lora_rank": 32, "lora_alpha": 64, "target_modules": ["to_q", "to_k", "to_v", "to_out.0"]}
     settings["train"] |= {
-        **{"resolution": stage.size, "num_inference_steps": STEPS, "num_train_timesteps": LEVELS},
-        **{"kl_beta": 1e-4, "guidance_scale": 1.0, "group_size": samples, "unique_sample_num_per_epoch": 1},
-        **{"per_device_batch_size": BATCH, "ema_device": work.device, "ref_param_device": work.device},
+        **{"resolution": stage.size, "num_inference_steps": like["steps"]},
+        **{"kl_beta": like["kl"], "guidance_scale": 1.0, "group_size": samples, "unique_sample_num_per_epoch": 1},
+        **{"per_device_batch_size": batch, "ema_device": work.device, "ref_param_device": work.device},
         "latent_storage_dtype": None,  # autocast to bfloat16 refuses the default, float16
     }
+    if work.recipe == "flowgrpo":
+        settings["scheduler"] |= {"noise_level": 0.9, "num_sde_steps": like["levels"], "sde_steps": None}
+        passes = samples // batch * like["levels"]
+        settings["train"]["gradient_accumulation_steps"] = passes // like["updates"]
+    else:
+        settings["train"]["num_train_timesteps"] = like["levels"]
     settings["eval"]["eval_freq"] = 0
     settings["rewards"] = [{"name": "reward", "reward_model": "reward", "device": work.device}]
     del settings["eval_rewards"]
@@ -71,19 +99,19 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
         adapter = trainer.adapter
         adapter.decode_latents = stage.described(adapter.decode_latents, lambda *_: adapter.pipeline)
         trainer.should_continue_training = lambda: turns.wait() or True
-        turns.facts |= {"levels": LEVELS, "sampled at once": BATCH, "trained at once": BATCH}
+        turns.facts |= {"levels": like["levels"], "sampled at once": batch, "trained at once": batch}
         trainer.start()
 
 
 class Batches:
     """In the place of a data loader of encoded prompts."""
 
-    def __init__(self, stage: Stage) -> None:
-        prompts = [stage.work.prompts[0]] * BATCH
+    def __init__(self, stage: Stage, size: int) -> None:
+        prompts = [stage.work.prompts[0]] * size
         states, pooled, _ = stage.embeddings(prompts)
         self._batch = {
             "prompt": prompts,
-            "prompt_ids": torch.zeros(BATCH, states.shape[1], dtype=torch.int64),
+            "prompt_ids": torch.zeros(size, states.shape[1], dtype=torch.int64),
             "prompt_embeds": states,
             "pooled_prompt_embeds": pooled,
         }

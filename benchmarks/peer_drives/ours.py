@@ -17,7 +17,19 @@ from solrl_trainer.settings.presets import resolve
 from training_phase import PRESETS
 
 from peer_drives.models import loaded, named, reward_of
-from peer_drives.turns import Turns, Work, prompt_set
+from peer_drives.turns import DPM, EULER, STOCHASTIC, TORCH, Turns, Work, prompt_set
+
+
+def constants(model: str, recipe: str) -> dict[str, str]:
+    """Facts of our trainer that a model's preset fixes, by column of the page."""
+    config = resolve(f"{PRESETS[model]}/{recipe}/hpsv2").config
+    sampling = {"flux": TORCH, "sana": "linear; to text, torch's"}.get(model, "our own kernel")
+    return {
+        "solver": STOCHASTIC if config.training_data.recorded else {"dpm2": DPM, "euler": EULER}[config.solver],
+        "steps": str(config.sample_steps),
+        "guidance": f"{config.guidance:g}",
+        "attention": f"{sampling}; trained: fastest correct",
+    }
 
 
 def run(work: Work, turns: Turns) -> None:

@@ -9,14 +9,22 @@ from unittest.mock import MagicMock
 
 from peer_drives import sana
 from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package
-from peer_drives.turns import Turns, Work, timed_as
+from peer_drives.turns import DPM, EULER, TORCH, Turns, Work, timed_as
 
 NAME = "Sol-RL"
 MARK = "train_scripts/sol_rl/train_flux1.py"
-RECIPE = "diffusionnft"
+COMMIT = "5498e5b of meefs/Sana, a fork"
+COMPILES = True
+RECIPES = ("diffusionnft",)
 MODELS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
 """Model → its name in those of the script and of the settings."""
 STUBS = ("diffusion/__init__.py, which imports SANA's samplers: nothing", *sana.STUBS)
+
+
+def constants(model: str, recipe: str) -> dict[str, str]:
+    solver = EULER if model == "sana" else DPM
+    attention = {"flux": "flash", "sd3": TORCH, "sana": "linear; to text, memory-efficient"}
+    return {"solver": solver, "steps": "10", "guidance": "1", "attention": attention[model]}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:

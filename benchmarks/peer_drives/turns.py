@@ -15,6 +15,8 @@ from solrl_trainer.prompts.prompt_sets import PromptSet
 
 WARM_UP = -1
 """Number of the turn in which code is compiled, and libraries choose their kernels."""
+DPM, EULER, STOCHASTIC = "DPM-Solver++(2M)", "Euler", "stochastic Euler"
+TORCH = "torch's"
 
 
 @dataclass(frozen=True)
