@@ -48,6 +48,9 @@ def test_a_folder_in_use_or_with_a_run_is_refused_before_anything_else(tmp_path:
     for extra in ([], ["--dry-run"]):
         said = refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
         assert f"solrl-train run --resume {folder}" in said
+    # From Python, without a preflight.
+    with pytest.raises(FileExistsError, match="already contains a run"):
+        run(resolve(PRESET, overrides=[f"output={folder}"]).config)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
 from solrl_trainer.run_folder import resuming
 from solrl_trainer.run_folder.figures import trained_text
-from solrl_trainer.run_folder.folder import SETTINGS, saved_settings
+from solrl_trainer.run_folder.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
@@ -44,7 +44,7 @@ def run(
 
     lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline; README.md is
     its model card. They are of the last version, or of the best with evaluate.stop_after. The caller must have locked
-    the folder, which has no other run unless this one is resumed (`check_new`).
+    the folder.
 
     Args:
         resume: continue the run in the folder.
@@ -61,6 +61,8 @@ def run(
     if resume:
         # Refuse changes before the folder's settings are overwritten.
         resuming.check_before_loading(config, version, allowed)
+    else:  # Python callers have had no preflight.
+        check_new(config.output)
     write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with (
