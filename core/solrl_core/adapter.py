@@ -68,7 +68,7 @@ class Adapter:
 
 
 class EncodedAdapter(AdapterFile):
-    """The bytes of an adapter file, with the adapter of views of them, which its writer need not parse again."""
+    """The bytes of an adapter file, with the adapter in host memory, which its writer need not parse again."""
 
     adapter: Adapter
 
@@ -81,18 +81,18 @@ def encode_adapter(adapter: Adapter) -> EncodedAdapter:
     for key, tensor in adapter.tensors.items():
         if tensor.dtype != torch.float32:
             raise _bad_dtype(key, str(tensor.dtype))
-    tensors = {key: adapter.tensors[key].detach().cpu().contiguous() for key in sorted(adapter.tensors)}
+    copies = {key: adapter.tensors[key].detach().to("cpu", copy=True).contiguous() for key in sorted(adapter.tensors)}
     # safetensors.torch.save would copy the file twice, and orders metadata differently from call to call.
     header: dict[str, Any] = {"__metadata__": {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}}
     end = 0
-    for key, tensor in tensors.items():
+    for key, tensor in copies.items():
         begin, end = end, end + tensor.nbytes
         header[key] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    parts = (tensor.numpy().data for tensor in tensors.values())
+    parts = (tensor.numpy().data for tensor in copies.values())
     file = EncodedAdapter(b"".join((len(text).to_bytes(8, "little"), text, *parts)))
-    file.adapter = view_adapter(file)
+    file.adapter = replace(adapter, tensors=copies)  # views of the file would keep it for ever
     return file
 
 
