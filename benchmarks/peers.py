@@ -40,7 +40,7 @@ MODELS = ("flux", "sd3", "sd3-medium", "sana")
 RECIPES = ("diffusionnft", "flowgrpo")
 TURNS_SHOWN = 5
 FRESH = 21
-"""First of the seeds that were drawn after the rule of equality was written."""
+"""First of the seeds that were drawn after the margin was set."""
 MARGIN = 0.25
 """Rewards are equal if the interval of their difference lies within this share of our gain since the first turn."""
 TINY = 4

@@ -30,22 +30,22 @@ def series(values: Iterable[float | str], digits: int = 2) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def signed(one: Interval | float, digits: int = 2) -> str:
-    """A figure with its sign, and with its interval if it has one."""
-    if not isinstance(one, Mapping):
-        return f"{one:+.{digits}f}".replace("-", "−")
-    return f"{signed(one['mean'], digits)} [{signed(one['low'], digits)}, {signed(one['high'], digits)}]"
+def signed(figure: Interval | float, digits: int = 2) -> str:
+    """A figure with its sign, and with its interval if it has figure."""
+    if not isinstance(figure, Mapping):
+        return f"{figure:+.{digits}f}".replace("-", "−")
+    return f"{signed(figure['mean'], digits)} [{signed(figure['low'], digits)}, {signed(figure['high'], digits)}]"
 
 
-def plain(one: Interval, sign: int = 1) -> str:
+def plain(figure: Interval, sign: int = 1) -> str:
     """A mean with its interval, without a plus; −1 turns a change into a loss."""
-    low, high = sorted((sign * one["low"], sign * one["high"]))
-    return f"{sign * one['mean']:.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
+    low, high = sorted((sign * figure["low"], sign * figure["high"]))
+    return f"{sign * figure['mean']:.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
 
 
-def share(one: Interval, digits: int = 1) -> str:
+def share(figure: Interval, digits: int = 1) -> str:
     """A share with its interval, in per cent."""
-    mean, low, high = (f"{100 * one[name]:.{digits}f}".replace("-", "−") for name in ("mean", "low", "high"))
+    mean, low, high = (f"{100 * figure[name]:.{digits}f}".replace("-", "−") for name in ("mean", "low", "high"))
     return f"{mean} % [{low}, {high}]"
 
 
@@ -54,9 +54,9 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def times(one: Interval | None) -> str:
+def times(figure: Interval | None) -> str:
     """A ratio with its interval, or that not all runs reach the reward."""
-    return f"{one['mean']:.2f} × [{one['low']:.2f}, {one['high']:.2f}]" if one else "not by all seeds"
+    return f"{figure['mean']:.2f} × [{figure['low']:.2f}, {figure['high']:.2f}]" if figure else "not by all seeds"
 
 
 def decided(ratio: Interval) -> str:
@@ -66,9 +66,9 @@ def decided(ratio: Interval) -> str:
     return "yes" if ratio["mean"] > 1 else "no"
 
 
-def over(one: Interval, cost: float) -> dict[str, float]:
+def over(figure: Interval, cost: float) -> dict[str, float]:
     """A ratio of iterations as one of compute, where an iteration costs so many of the other's."""
-    return {name: one[name] / cost for name in ("mean", "low", "high")}
+    return {name: figure[name] / cost for name in ("mean", "low", "high")}
 
 
 def uneven(shares: Sequence[float]) -> float:

@@ -74,8 +74,8 @@ By `python benchmarks/fast/loop.py MODEL`: seconds of one iteration of `fast` wi
 trainer's own loop, and those computed from [equal_gpus.md](equal_gpus.md). Evaluation is not included.
 Each row is the second iteration of a run; its first compiled. FLUX.1's run had the settings of loop.py, which was
 written afterwards; SD3.5-Large's was stored from its log, because a time limit cut the command's end.
-Start: seconds before that which a later iteration does not take, for loading and compiling: FLUX.1's of another run of
-the command, with ten CPU cores and weights in files in memory.
+Start: seconds before that which a later iteration does not take, for loading and compiling: FLUX.1's is read from
+the log of another run of the command, with ten CPU cores and weights in files in memory.
 """
 CHARGED = """In the presets, `fast` explores in six steps, and a prompt takes {:.1f} s. If six steps select no worse
 than these four fitted ones, `fast` has a speed-up of {} to 90 %. Fitting them is not counted.

@@ -46,7 +46,7 @@ def test_tensors_are_views_of_the_file_and_aligned_after_any_header() -> None:
     for spaces in range(5):
         file = with_header(body[8:end] + b" " * spaces, body[end:])
         read, again = (decode_adapter(file, LAYOUT).tensors for _ in range(2))
-        assert all(torch.equal(read[key], one) and read[key].data_ptr() % 4 == 0 for key, one in tensors().items())
+        assert all(torch.equal(read[key], value) and read[key].data_ptr() % 4 == 0 for key, value in tensors().items())
         assert (read[A_KEY].data_ptr() == again[A_KEY].data_ptr()) == (spaces in (0, 4))
 
 

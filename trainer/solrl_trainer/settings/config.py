@@ -380,7 +380,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _explores_by_a_plan(self) -> Self:
-        """The rules are the plan's; its error is told in the names of the settings."""
+        """The plan checks itself; its error gets the names of the settings."""
         try:
             self.exploration_plan(0)
         except ValidationError as error:
