@@ -29,7 +29,7 @@ from fast.page import figures as of_recipes
 from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from peer_drives.turns import LEARNINGS
-from peers import FRESH, MARGIN, PROMPTS, SAMPLES, halves, spans
+from peer_rewards import FRESH, MARGIN, PROMPTS, SAMPLES, halves, spans
 from scipy.stats import t as student
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import peer_rewards
 import peers
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_flow_grpo_learns_with_our_settings(tmp_path: Path, monkeypatch: pytest.
             "scripts/train_sd3.py": f"FAILS = False\n{SCRIPT}",
         },
     )
-    options = ["--learn", "2", "--seeds", str(peers.FRESH), "--out", str(tmp_path)]
+    options = ["--learn", "2", "--seeds", str(peer_rewards.FRESH), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), *options])
     peers.main()
     rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
@@ -281,7 +282,7 @@ def test_rewards_are_equal_if_the_whole_interval_lies_within_a_quarter_of_the_ga
     gained = np.arange(5) / 4  # 0.5 above the first turn in the mean
     rows = [{"beside": "peer", "trainer": "ours", "rewards": list(gained)} for _ in apart]
     rows += [{"beside": "peer", "trainer": "peer", "rewards": list(gained + by)} for by in apart]
-    (span,) = peers.spans(rows)
+    (span,) = peer_rewards.spans(rows)
     assert (span.first, span.last, span.margin, span.equal) == (1, 5, 0.125, equal)
 
 
@@ -291,7 +292,7 @@ def test_rewards_are_compared_within_equal_seconds() -> None:
         common | {"trainer": "ours", "cpu": [1.0] * 4, "rewards": [1.0, 2.0, 3.0, 5.0]},
         common | {"trainer": "DiffusionNFT", "cpu": [2.0, 2.0, 2.0], "rewards": [0.5, 2.5, 9.0]},
     ]
-    first, second = peers.halves(rows)
+    first, second = peer_rewards.halves(rows)
     assert first == ("0 to 2", "1", "2.0", "1.0", "1.5000", "0.5000", "-1.0000 [no limit]")
     assert second == ("2 to 4", "1", "2.0", "1.0", "4.0000", "2.5000", "-1.5000 [no limit]")
 
