@@ -14,7 +14,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_trainer.algorithms.algorithm import Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
-from solrl_trainer.policy.policy import CURRENT, OLD
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.update import UpdateFigures, training_pairs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -243,7 +243,8 @@ def test_a_micro_batch_never_waits_for_the_gpu(device: str, name: str, recipe: s
         if device == "cuda":
             torch.cuda.set_sync_debug_mode(mode)
         try:
-            lanes = own._micro_batch(samples, torch.arange(4)[:, None], steps, sigmas, noise, 4, add)
+            units, fixed = torch.arange(4)[:, None], own.algorithm.fixed
+            lanes = own._micro_batch(samples, units, steps, sigmas, noise, 4, fixed, add)
         finally:
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
@@ -261,7 +262,35 @@ def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> Non
         policy.transformer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
         train_on(make_samples(mine), policy, mine, optimizer, config, 0)
         passes[weight] = len(count)
-    assert passes["1e-4"] * 2 == passes["0"] * 3
+    assert passes["1e-4"] == passes["0"] * 2, "the behaviour policy, which equals the current, has no pass of its own"
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        *(("cpu", name) for name in MINIATURES),
+        *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in MINIATURES),
+    ],
+)
+def test_equal_policies_share_a_pass_without_a_changed_bit(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, passes = [], []
+    for shared in (True, False):
+        if not shared:
+            monkeypatch.setattr(Policy, "is_behaviour", lambda _: False)
+        backbone = load_backbone(name, device=device)
+        config = tiny_config("algorithm.kl_weight=0", "optimizer.updates=2")
+        policy, optimizer = make_policy(backbone, config)
+        count: list[int] = []
+        policy.transformer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        figures = train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+        results.append((policy.tensors(CURRENT), figures))
+        passes.append(len(count))
+    (weights, figures), (separate, separate_figures) = results
+    assert same(weights, separate)
+    assert figures == separate_figures
+    assert passes[0] * 4 == passes[1] * 3, "the first of two optimiser steps saves one of two passes"
 
 
 @pytest.mark.parametrize("updates", [1, 2])

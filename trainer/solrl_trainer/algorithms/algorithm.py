@@ -90,7 +90,8 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
 
     Attributes:
         Settings: class of its settings; the fields are the run's `algorithm.…`.
-        fixed: policies whose velocities the loss needs; each costs a forward pass per micro-batch.
+        fixed: policies whose velocities the loss needs; each costs a forward pass per micro-batch, but the behaviour
+            policy none while the current policy equals it.
         compares: whether the loss needs better and worse samples of a prompt; otherwise it trains on all alike.
         settings: the run's values.
     """

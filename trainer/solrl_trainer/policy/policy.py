@@ -144,6 +144,11 @@ class Policy:
         finally:
             self._activate("current")
 
+    def is_behaviour(self) -> bool:
+        """Whether the current policy equals the behaviour policy, as before the first step when nothing decays."""
+        pairs = zip(self.parameters, self._weights[OLD].values(), strict=True)
+        return bool(torch.stack([(current == old).all() for current, old in pairs]).all())
+
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """A copy of one adapter's weights on the CPU, by PEFT key."""
         return {key: weight.detach().to("cpu", copy=True) for key, weight in self._weights[name].items()}

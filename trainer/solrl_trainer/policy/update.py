@@ -133,9 +133,10 @@ class Updater:
         gradients = GradientBuckets(self.policy.parameters, self.world, self.backbone.device)
         batch, shape, computed = max(1, self.settings.batch // units.shape[1]), samples.latents.shape[1:], []
         parts = torch.split(torch.arange(len(units)), batch)
+        passes = [name for name in self.algorithm.fixed if name != "old" or not self.policy.is_behaviour()]
         for number, part in enumerate(parts):
             noise = self._data.draw(len(part), shape, generator)
-            compute = partial(self._micro_batch, samples, units[part], steps[part], sigmas, noise, len(units))
+            compute = partial(self._micro_batch, samples, units[part], steps[part], sigmas, noise, len(units), passes)
             if number == 0:
                 idle_pass = partial(compute, lambda part, gradient: None)
             if gradients.owns(number):
@@ -157,9 +158,12 @@ class Updater:
         sigmas: torch.Tensor,
         noise: torch.Tensor | None,
         count: int,
+        passes: Sequence[FixedPolicy],
         add: Callable[[int, Sequence[torch.Tensor]], None],
     ) -> "list[_Part]":
         """Pass the gradient of these units, weighted by their share of `count`, to `add`, part by part.
+
+        `passes` names the fixed policies that differ from the current one. The others share its pass.
 
         Returns:
             Each part's share of the loss and of the algorithm's figures; on a GPU, possibly not computed yet.
@@ -179,12 +183,14 @@ class Updater:
 
         within = {"old": policy.old, "reference": policy.reference}
         fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
-        for name in self.algorithm.fixed:
+        for name in passes:
             with within[name]():
                 fixed[name] = map_in_threads(torch.no_grad()(velocity), parts, device)
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
-            velocities = Velocities(velocity(parts[i]), {name: by_part[i] for name, by_part in fixed.items()})
+            current = velocity(parts[i])
+            shared = dict.fromkeys(self.algorithm.fixed, current.detach())
+            velocities = Velocities(current, shared | {name: by_part[i] for name, by_part in fixed.items()})
             loss = loss_of(self.algorithm, batch.rows(parts[i]), velocities)
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
