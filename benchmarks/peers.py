@@ -28,7 +28,7 @@ from typing import Any, Self
 import torch
 from peer_drives import ours
 from peer_drives.stubs import COMMON
-from peer_drives.turns import LEARNINGS, WARM_UP, Turns, TurnsOverError, Work
+from peer_drives.turns import BEHAVIOUR, LEARNINGS, WARM_UP, Turns, TurnsOverError, Work
 from peer_rewards import FAST_SAMPLES, OURS, OWN, PROMPTS, SAMPLES, fast_section, learning_section, same_draws_section
 from support.results import Results, Row, device_name, options, table
 from training_phase import NAMES
@@ -46,8 +46,8 @@ FAST_TURNS = 3
 WIDE = 1.1
 """Turns that differ by this factor are shown."""
 COLUMNS = (
-    *("levels", "solver", "steps", "guidance", "attention", "compiled", "weights", "autocast", "recomputed", "decoder"),
-    *("sampled at once", "trained at once"),
+    *("levels", "solver", "steps", "guidance", "attention", BEHAVIOUR, "compiled", "weights", "autocast", "recomputed"),
+    *("decoder", "sampled at once", "trained at once"),
 )
 NOT_DRIVEN = {
     "verl-omni": "Its trainer and the workers that train are Ray actors, and vLLM-Omni's servers sample for it",
@@ -324,6 +324,8 @@ def _times(rows: list[Row]) -> Iterator[str]:
     yield "- Guidance 1: none; FLUX.1 has it as an input."
     yield "- Attention: *torch's*, the kernel that torch chooses; *fastest correct*, the first of cuDNN's, flash and"
     yield "  memory-efficient attention whose gradients agree with float32."
+    yield "- Behaviour policy: what the loss compares with. *Computed*: by a pass at every trained point. *Once it"
+    yield "  differs*: no pass while the policies are equal. *Recorded*: log-probabilities, while sampling."
     yield "- Weights: of the frozen transformer. Autocast: what they are converted to. Recomputed: activations, in the"
     yield "  backward pass. Decoder: weights of the autoencoder."
 
@@ -383,9 +385,14 @@ def _seconds(median: float, turns: Sequence[float]) -> str:
     return f"{median:.3f}{between}"
 
 
-def _facts(row: Row) -> Sequence[str]:
+def facts_of(row: Row) -> dict[str, Any]:
+    """How a row's trainer works, by column: what was measured, and what its drive fixes."""
     drive = ours if row["trainer"] == OURS else _drive_named(row["trainer"])
-    facts = row["facts"] | drive.constants(row["model"], row["recipe"])
+    return row["facts"] | drive.constants(row["model"], row["recipe"])
+
+
+def _facts(row: Row) -> Sequence[str]:
+    facts = facts_of(row)
     return _title(row), _trainer(row), *(str(facts[name]) for name in COLUMNS)
 
 

@@ -30,6 +30,7 @@ from paper.intervals import over_seeds
 from paper.published import SPEED_UP
 from peer_drives.turns import LEARNINGS
 from peer_rewards import FRESH, MARGIN, PROMPTS, SAMPLES, halves, spans
+from peers import facts_of
 from scipy.stats import t as student
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -116,7 +117,8 @@ def _peers(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict
     timed: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in rows:
         if not row["part"].startswith("learning"):
-            timed.setdefault((row["model"], row["recipe"], row["trainer"]), {})[row["part"]] = row
+            parts = timed.setdefault((row["model"], row["recipe"], row["trainer"]), {})
+            parts[row["part"]] = row | {"facts": facts_of(row)}
     return timed
 
 

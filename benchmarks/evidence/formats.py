@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from peer_drives.turns import BEHAVIOUR, COMPUTED
+
 Interval = Mapping[str, float]
 """A mean with its limits, as paper.json has it."""
 TITLES = {
@@ -90,13 +92,15 @@ def unlike(facts: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """What a peer's trainer does otherwise than ours, of what changes its time."""
     said = {
         "levels": f"trains {facts['levels']} noise levels, ours {ours['levels']}",
+        "solver": f"solver {facts['solver']}",
+        BEHAVIOUR: f"{facts[BEHAVIOUR]} log-probabilities",
         "weights": f"{facts['weights']} weights",
         "decoder": f"{facts['decoder']} decoder",
         "recomputed": f"recomputes {facts['recomputed']}",
         "sampled at once": f"draws {facts['sampled at once']} at once, ours {ours['sampled at once']}",
         "trained at once": f"trains {facts['trained at once']}, ours {ours['trained at once']}",
     }
-    return ", ".join(words for name, words in said.items() if facts[name] != ours[name])
+    return ", ".join(words for name, words in said.items() if facts[name] not in (ours[name], COMPUTED))
 
 
 def titled(world: str) -> str:

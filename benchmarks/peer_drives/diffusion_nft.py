@@ -6,7 +6,7 @@ from typing import Any
 
 from peer_drives.our_draws import draw_as_ours
 from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package, run_sd3
-from peer_drives.turns import DPM, TORCH, Turns, Work
+from peer_drives.turns import BEHAVIOUR, COMPUTED, DPM, TORCH, Turns, Work
 
 NAME = "DiffusionNFT"
 MARK = "scripts/train_nft_sd3.py"
@@ -18,7 +18,7 @@ STUBS = ()
 
 
 def constants(model: str, recipe: str) -> dict[str, str]:
-    return {"solver": DPM, "steps": "10", "guidance": "1", "attention": TORCH}
+    return {"solver": DPM, "steps": "10", "guidance": "1", "attention": TORCH, BEHAVIOUR: COMPUTED}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:

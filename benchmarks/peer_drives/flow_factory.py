@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from peer_drives.stubs import Stage, install, module
-from peer_drives.turns import EULER, STOCHASTIC, Turns, Work, timed_as
+from peer_drives.turns import BEHAVIOUR, COMPUTED, EULER, RECORDED, STOCHASTIC, Turns, Work, timed_as
 
 NAME = "Flow-Factory"
 MARK = "src/flow_factory/trainers/nft.py"
@@ -44,7 +44,8 @@ STUBS = (
 
 def constants(model: str, recipe: str) -> dict[str, str]:
     solver = STOCHASTIC if recipe == "flowgrpo" else EULER
-    return {"solver": solver, "steps": str(WORK[recipe]["steps"]), "guidance": "1", "attention": "flash"}
+    steps, behaviour = str(WORK[recipe]["steps"]), RECORDED if recipe == "flowgrpo" else COMPUTED
+    return {"solver": solver, "steps": steps, "guidance": "1", "attention": "flash", BEHAVIOUR: behaviour}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:

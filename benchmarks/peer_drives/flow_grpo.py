@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package, run_sd3
-from peer_drives.turns import STOCHASTIC, TORCH, Turns, Work
+from peer_drives.turns import BEHAVIOUR, RECORDED, STOCHASTIC, TORCH, Turns, Work
 
 NAME = "Flow-GRPO"
 MARK = "scripts/train_sd3.py"
@@ -22,7 +22,8 @@ STUBS = ("its prompt lists and first evaluation: nothing", "the model is wrapped
 
 def constants(model: str, recipe: str) -> dict[str, str]:
     """Accelerate converts within the model's `forward`, which the measured fact of its caller does not see."""
-    return {"solver": STOCHASTIC, "steps": "10", "guidance": "4.5", "attention": TORCH, "autocast": "float16"}
+    facts = {"solver": STOCHASTIC, "steps": "10", "guidance": "4.5", "attention": TORCH, "autocast": "float16"}
+    return facts | {BEHAVIOUR: RECORDED}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:

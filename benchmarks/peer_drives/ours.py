@@ -17,7 +17,7 @@ from solrl_trainer.settings.presets import resolve
 from training_phase import PRESETS
 
 from peer_drives.models import loaded, named, reward_of
-from peer_drives.turns import DPM, EULER, STOCHASTIC, TORCH, Turns, Work, prompt_set
+from peer_drives.turns import BEHAVIOUR, DPM, EULER, STOCHASTIC, TORCH, Turns, Work, prompt_set
 
 
 def constants(model: str, recipe: str) -> dict[str, str]:
@@ -29,6 +29,7 @@ def constants(model: str, recipe: str) -> dict[str, str]:
         "steps": str(config.sample_steps),
         "guidance": f"{config.guidance:g}",
         "attention": f"{sampling}; trained: fastest correct",
+        BEHAVIOUR: "computed once it differs",
     }
 
 

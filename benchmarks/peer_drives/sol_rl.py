@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 from peer_drives import sana
 from peer_drives.stubs import Stage, install, load_source, module, on_cpu, package
-from peer_drives.turns import DPM, EULER, TORCH, Turns, Work, timed_as
+from peer_drives.turns import BEHAVIOUR, COMPUTED, DPM, EULER, TORCH, Turns, Work, timed_as
 
 NAME = "Sol-RL"
 MARK = "train_scripts/sol_rl/train_flux1.py"
@@ -24,7 +24,7 @@ STUBS = ("diffusion/__init__.py, which imports SANA's samplers: nothing", *sana.
 def constants(model: str, recipe: str) -> dict[str, str]:
     solver = EULER if model == "sana" else DPM
     attention = {"flux": "flash", "sd3": TORCH, "sana": "linear; to text, memory-efficient"}
-    return {"solver": solver, "steps": "10", "guidance": "1", "attention": attention[model]}
+    return {"solver": solver, "steps": "10", "guidance": "1", "attention": attention[model], BEHAVIOUR: COMPUTED}
 
 
 def run(clone: Path, work: Work, turns: Turns) -> None:

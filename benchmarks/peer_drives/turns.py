@@ -17,6 +17,7 @@ WARM_UP = -1
 """Number of the turn in which code is compiled, and libraries choose their kernels."""
 DPM, EULER, STOCHASTIC = "DPM-Solver++(2M)", "Euler", "stochastic Euler"
 TORCH = "torch's"
+BEHAVIOUR, COMPUTED, RECORDED = "behaviour policy", "computed", "recorded"
 
 
 @dataclass(frozen=True)
