@@ -9,7 +9,7 @@ from solrl_core.adapter import encode_adapter
 from solrl_core.families.backbone import stack
 from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.models import ModelList
+from solrl_proto.models import ModelInfo
 
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
@@ -88,12 +88,12 @@ def train(
     checkpoint: int | None = None,
     allowed: Collection[str] = (),
     world: Communicator | None = None,
-    listed: ModelList | None = None,
+    hosted: ModelInfo | None = None,
 ) -> Result:
     """Run a training; with `resume`, continue from the newest checkpoint, or from that of version `checkpoint`.
 
     Later checkpoints are deleted. By default there is one rank; `reporter`, `trackers`, `allowed` (see
-    `resuming.check`) and `listed` (see `run`) are only on rank 0, which alone writes, reports and pushes.
+    `resuming.check`) and `hosted` (see `run`) are only on rank 0, which alone writes, reports and pushes.
 
     Raises:
         ProblemError: the service refuses a request or cannot be reached.
@@ -105,7 +105,7 @@ def train(
     stored = checkpoints.latest(config.output / "checkpoints", checkpoint, world) if resume else None
     with (
         open_run_log(config, reporter, world, trackers) as log,
-        open_session(config, world, log.waiting, listed) as session,
+        open_session(config, world, log.waiting, hosted) as session,
     ):
         models, version, changes = session.models, 0, list[Change]()
         if isinstance(session.source, ServiceSource):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 from solrl_client.retries import OnWait, ignore
-from solrl_proto.models import ModelList
+from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.policy.update import Updater
@@ -83,11 +83,11 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: RunConfig, world: Communicator, on_wait: OnWait = ignore, listed: ModelList | None = None
+    config: RunConfig, world: Communicator, on_wait: OnWait = ignore, hosted: ModelInfo | None = None
 ) -> Iterator[Session]:
     """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
 
-    `listed`: the service's models, if this process has asked for them.
+    `hosted`: the run's model at its service, if this process has asked for it.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
@@ -106,7 +106,7 @@ def open_session(
         logger.info(f"prompts of an iteration: {parts}")
     opened: AbstractContextManager[Source]
     if config.uses_service:
-        opened = open_service_source(config, train, world, on_wait, listed)
+        opened = open_service_source(config, train, world, on_wait, hosted)
     else:
         opened = open_device_source(config, train, world, on_wait)
     with opened as source:

@@ -33,7 +33,7 @@ from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, DEFAULT_PRESET
 
 if TYPE_CHECKING:
-    from solrl_proto.models import ModelList
+    from solrl_proto.models import ModelInfo
 
     from solrl_trainer.settings.config import RunConfig
     from solrl_trainer.settings.presets import Resolved
@@ -142,7 +142,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         from solrl_trainer.run_folder.folder import locked
 
         locks.enter_context(locked(resolved.config.output))
-        config, listed = _check_run(command, resolved)
+        config, hosted = _check_run(command, resolved)
         processes.broadcast_text(config.model_dump_json())
         hint = _resume_hint(config, rank_info)
         processes.set_hint(hint)
@@ -158,7 +158,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
             world = processes.world(config.device, config.patience)
             try:
                 allowed = command.allow_change
-                summary = run(config, resume=resume, version=version, allowed=allowed, world=world, listed=listed)
+                summary = run(config, resume=resume, version=version, allowed=allowed, world=world, hosted=hosted)
             except (ProblemError, RewardUnavailableError) as error:
                 error.add_note(hint)
                 raise
@@ -166,7 +166,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
     return 0
 
 
-def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> tuple["RunConfig", "ModelList | None"]:
+def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> tuple["RunConfig", "ModelInfo | None"]:
     """`check_run`, whose warnings are printed."""
     from solrl_trainer.commands.preflight import check_run
     from solrl_trainer.records.shown_log import shown_log

@@ -10,7 +10,7 @@ from typing import Any
 
 from solrl_client.rollouts import RolloutClient
 from solrl_core.suggestions import did_you_mean
-from solrl_proto.models import ModelList
+from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
@@ -21,13 +21,6 @@ from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.records.trackers.registry import require_trackers
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.run_folder.folder import check_new
-from solrl_trainer.service.requirements import (
-    require_precision,
-    require_rewards,
-    require_scopes,
-    reward_specs,
-    run_taken,
-)
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -39,10 +32,10 @@ RewardOptions = Mapping[str, Mapping[str, Any]]
 """Reward → options of its loader."""
 
 
-def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> tuple[RunConfig, ModelList | None]:
+def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> tuple[RunConfig, ModelInfo | None]:
     """Check a run that is about to start; return its settings without evaluation rewards that cannot score its images.
 
-    Beside them, what the run's service hosts. With `dry`, a service that does not answer is only a warning.
+    Beside them, the run's model at its service. With `dry`, a service that does not answer is only a warning.
 
     Raises:
         ValueError, OSError: folder, prompts, rewards or model cannot be used; says what to do.
@@ -51,17 +44,17 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> tuple[Ru
         MismatchError: the service has a different noise contract.
     """
     _check_here(config, resume=resume)
-    listed = None
+    hosted = None
     if config.uses_service:
         try:
             patience = 0 if dry else config.patience if resume else min(FIRST_PATIENCE, config.patience)
             with RolloutClient(config.service_url, patience=patience, on_wait=Waits()) as client:
-                listed = _check_service(client, config, resume=resume)
+                hosted = _check_service(client, config, resume=resume)
         except ProblemError as error:
             if not dry or error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
                 raise
             logger.warning(f"not checked: the service at {config.service_url} does not answer")
-    return _check_models(config), listed
+    return _check_models(config), hosted
 
 
 def is_usable(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> bool:
@@ -158,13 +151,18 @@ def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
             )
 
 
-def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> ModelList:
-    """Check that the service can serve the run; return its models."""
-    from solrl_core.sampling.noise import check_noise_contract
+def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> ModelInfo:
+    """Check that the service can serve the run; return the run's model there."""
+    from solrl_trainer.service.requirements import (
+        hosted_model,
+        require_precision,
+        require_rewards,
+        require_scopes,
+        reward_specs,
+        run_taken,
+    )
 
-    service = client.models()
-    hosted = client.find_model(service, config.model_name)
-    check_noise_contract(service.noise)
+    service, hosted = hosted_model(client, config.model_name)
     require_scopes(client.url, service)
     train = prompts_of_run(config.prompt_sources, "train").all
     require_rewards(client.url, service, hosted, reward_specs(config.service_rewards(train), config, hosted))
@@ -173,7 +171,7 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (pushed := client.adapters(config.run)) is not None and pushed.head > 0:
         raise run_taken(client.url, config.run, pushed.head)
-    return service
+    return hosted
 
 
 def _check_models(config: RunConfig) -> RunConfig:

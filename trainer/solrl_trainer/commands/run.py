@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.models import ModelList
+from solrl_proto.models import ModelInfo
 
 from solrl_trainer.commands.export import export
 from solrl_trainer.evaluation.ended import GRID, RESULT
@@ -38,7 +38,7 @@ def run(
     allowed: Collection[str] = (),
     world: Communicator | None = None,
     reporter: RichReporter | None = None,
-    listed: ModelList | None = None,
+    hosted: ModelInfo | None = None,
 ) -> dict[str, Any]:
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
@@ -52,7 +52,7 @@ def run(
         allowed: names of what may change when it is resumed, see `resuming.check`.
         world: ranks that train together, this process as rank 0; by default it is alone.
         reporter: shows progress, instead of a `RichReporter`.
-        listed: the service's models, as of `check_run`.
+        hosted: the run's model at its service, as of `check_run`.
 
     Returns:
         Content of result.json.
@@ -71,7 +71,7 @@ def run(
         open_trackers(config) as trackers,
     ):
         result = train(
-            config, progress, trackers, resume=resume, checkpoint=version, allowed=allowed, world=world, listed=listed
+            config, progress, trackers, resume=resume, checkpoint=version, allowed=allowed, world=world, hosted=hosted
         )
         logger.info("writing the report")
         summary = summarize(config, result)

@@ -8,7 +8,6 @@ from solrl_core.adapter import Adapter, EncodedAdapter, decode_adapter
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision.support import fastest_precision
 from solrl_core.sampling.generator import Generator
-from solrl_proto.adapters import adapter_digest
 
 from solrl_trainer.memory.run_memory import explored_precision, find_layout
 from solrl_trainer.policy.encoders import Encoders
@@ -26,7 +25,6 @@ class Models:
         generator: BF16 generator for regenerated samples and evaluations.
         explorer: generator of local exploration; `generator` itself if that explores in BF16 or not at all.
         world: ranks that train together, in step if they share the base's weights.
-        behaviour_digest: digest of the file of the behaviour policy; empty before one is merged.
         version: version of the behaviour policy, which is the number of finished iterations.
     """
 
@@ -36,7 +34,6 @@ class Models:
     policy: Policy
     encoders: Encoders
     world: Communicator
-    behaviour_digest: str = field(default="", init=False)
     version: int = field(default=0, init=False)
     _behaviour: Adapter | None = field(default=None, init=False)
 
@@ -69,7 +66,6 @@ class Models:
 
     def merge_behaviour(self, adapter: bytes, version: int) -> None:
         """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
-        self.behaviour_digest = adapter_digest(adapter)
         self.version = version
         if isinstance(adapter, EncodedAdapter):
             self._behaviour = adapter.adapter

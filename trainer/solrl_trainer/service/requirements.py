@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from solrl_client.addresses import origin
-from solrl_client.rollouts import TOKEN_ADVICE
+from solrl_client.rollouts import TOKEN_ADVICE, RolloutClient
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import check_digests
 from solrl_core.model_options import size_text
 from solrl_core.rewards.reward import AT
+from solrl_core.sampling.noise import check_noise_contract
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo, ModelList
@@ -16,6 +17,18 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardSpec
 
 from solrl_trainer.settings.config import RunConfig
+
+
+def hosted_model(client: RolloutClient, name: str) -> tuple[ModelList, ModelInfo]:
+    """What a service says of all its models, and of this one.
+
+    Raises:
+        ProblemError: the service cannot be reached, or does not host the model.
+        MismatchError: its noise contract differs.
+    """
+    listed = client.models()
+    check_noise_contract(listed.noise)
+    return listed, client.find_model(listed, name)
 
 
 def reward_specs(

@@ -2,17 +2,17 @@
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from solrl_client.answers import served_differently
 from solrl_client.rollouts import RolloutClient, rollout_request
 from solrl_core.families import Backbone
+from solrl_core.fingerprint import fingerprint
 from solrl_core.image_files import for_showing, from_file
 from solrl_engine.scorer import sum_times
-from solrl_proto.identifiers import Precision
-from solrl_proto.models import Numerics
+from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
@@ -25,10 +25,8 @@ from solrl_proto.rollouts import (
 )
 
 from solrl_trainer.prompts.prompt_rewards import group_indices, prompt_overrides, rewards_to_score
+from solrl_trainer.service.requirements import reward_specs
 from solrl_trainer.settings.config import RunConfig
-
-ResolvedRewards = tuple[tuple[RewardSpec, ...], str | None]
-"""Rewards as a request names them, and the fingerprint that its answer must have; None to accept any."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +34,16 @@ class RunRequests:
     """Asks a service for candidates of a run, always under an exact adapter version.
 
     Attributes:
-        resolve_rewards: how a request names rewards; by default as for a service that has loaded them.
-        numerics: of each precision, as the service said at the start; None to accept any.
+        hosted: the model at the service, as it said at the start; None to accept any answer.
+        digests: of model and rewards, loaded here.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
         model: this device's, whose size the service's images must have; only `images_of` needs it.
     """
 
     config: RunConfig
     client: RolloutClient
-    resolve_rewards: Callable[[Sequence[RewardSpec]], ResolvedRewards] = lambda specs: (tuple(specs), None)
-    numerics: Mapping[Precision, Numerics] | None = None
+    hosted: ModelInfo | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
     restore: Callable[[Problem], bool] | None = None
     model: Backbone | None = None
 
@@ -103,12 +101,16 @@ class RunRequests:
                 got = str(error).removeprefix("got ")
                 raise served_differently(self.url, f"{name}[{place}]", got, "an image of the model") from error
 
-    def _rewards_of(self, prompt: PromptItem) -> ResolvedRewards:
+    def _rewards_of(self, prompt: PromptItem) -> tuple[tuple[RewardSpec, ...], str | None]:
+        """The rewards as a request names them, and the fingerprint that its answer must have; None to accept any."""
         rewards = self.config.trained
         if (overrides := prompt_overrides(prompt)) is not None:
             names = rewards_to_score(prompt, [spec.name for spec in rewards])
             rewards = tuple(RewardSpec(name=name, weight=overrides[name]) for name in names)
-        return self.resolve_rewards(rewards)
+        if self.hosted is None:
+            return rewards, None
+        rewards = reward_specs(rewards, self.config, self.hosted, self.digests)
+        return rewards, fingerprint(self.digests, [spec.name for spec in rewards])
 
     def _answer(
         self,
@@ -120,6 +122,7 @@ class RunRequests:
         **options: Any,
     ) -> RolloutAnswer:
         """The answer of one request, or of one for each set of rewards, joined."""
+        numerics = self.hosted and {info.precision: info.numerics for info in self.hosted.precisions}
         answers, placed = list[RolloutAnswer](), list[tuple[int, RolloutGroup]]()
         for (rewards, expected), rows in group_indices(map(self._rewards_of, prompts)):
             seeds = {"seeds": [candidates["seeds"][row] for row in rows]} if "seeds" in candidates else {}
@@ -133,7 +136,7 @@ class RunRequests:
                 **options,
             )
             answer = self.client.rollouts(
-                request, fingerprint=expected, numerics=self.numerics, on_group=on_group, restore=self.restore
+                request, fingerprint=expected, numerics=numerics, on_group=on_group, restore=self.restore
             )
             answers.append(answer)
             placed += zip(rows, answer.groups, strict=True)

@@ -12,14 +12,12 @@ from threading import Thread
 import torch
 from solrl_client.retries import OnWait
 from solrl_client.rollouts import Restore, RolloutClient
-from solrl_core.fingerprint import fingerprint
 from solrl_core.precision.support import PRECISIONS, probe
-from solrl_core.sampling.noise import check_noise_contract
 from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.identifiers import Precision
-from solrl_proto.models import ModelInfo, ModelList
+from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
-from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
+from solrl_proto.rollouts import PromptItem, RolloutGroup
 
 from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
@@ -29,8 +27,8 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.requirements import check_hosted, check_size, reward_specs
-from solrl_trainer.service.run_requests import ResolvedRewards, RunRequests
+from solrl_trainer.service.requirements import check_hosted, check_size, hosted_model, reward_specs
+from solrl_trainer.service.run_requests import RunRequests
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -38,16 +36,16 @@ logger = logging.getLogger(__name__)
 _LONGEST_PUSH = 60.0
 """Seconds that rank 0 may take to send a version, beyond its patience with the service."""
 
-Arrived = CandidateGroup | ExplorationSummary
+Arrived = RolloutGroup | ExplorationSummary
 
 
 @contextmanager
 def open_service_source(
-    config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait, listed: ModelList | None = None
+    config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait, hosted: ModelInfo | None = None
 ) -> Iterator["ServiceSource"]:
     """Load a run that explores at a service with the same model and rewards; `on_wait` is told of waits for servers.
 
-    `listed`: the service's models, if this process has asked for them; requests find out whether they are others now.
+    `hosted`: the run's model there, if this process has asked for it; requests find out whether it is another now.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
@@ -58,18 +56,12 @@ def open_service_source(
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
-        listed = listed or client.models()  # each other rank asks, too: its machine must reach the service
-        check_noise_contract(listed.noise)  # of each rank, whose machine may have other libraries
-        served = client.find_model(listed, config.model_name)
+        # Each other rank asks, too: its machine must reach the service, and may have other libraries.
+        served = hosted or hosted_model(client, config.model_name)[1]
         loaded = load(config, world, on_wait)
         digests = loaded.digests
         check_size(served, loaded.backbone)
-
-        def resolve_rewards(specs: Sequence[RewardSpec]) -> ResolvedRewards:
-            resolved = reward_specs(specs, config, served, digests)
-            return resolved, fingerprint(digests, [spec.name for spec in resolved])
-
-        check_hosted(served, resolve_rewards(config.service_rewards(train.all))[0], digests)
+        check_hosted(served, reward_specs(config.service_rewards(train.all), config, served, digests), digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         if config.explores_here and config.explore.precision == "auto":
@@ -80,14 +72,7 @@ def open_service_source(
         supply = None
         if world.rank == 0:
             supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag, on_wait=on_wait)
-        requests = RunRequests(
-            config,
-            client,
-            resolve_rewards=resolve_rewards,
-            numerics={info.precision: info.numerics for info in served.precisions},
-            restore=_restore(supply, world),
-            model=loaded.backbone,
-        )
+        requests = RunRequests(config, client, served, digests, _restore(supply, world), loaded.backbone)
         source = ServiceSource(config, requests, device, supply)
         yield source
         source.wait_for_push()
@@ -199,6 +184,7 @@ class ServiceSource:
 
         They come in any order, each as soon as it is complete; `on_summary` after the last.
         """
+        prompts = {prompt.id: prompt for prompt in self.device.own_prompts(iteration)}
         prefetch, began = self._prefetched[iteration], time.perf_counter()
         self._explore_here(iteration)
         seconds = time.perf_counter() - began
@@ -210,7 +196,7 @@ class ServiceSource:
                 raise arrived
             if isinstance(arrived, ExplorationSummary):
                 break
-            yield arrived
+            yield CandidateGroup(prompts[arrived.prompt_id], arrived.seeds, arrived.scores)
         if self._config.explores_here:
             scores = [score for group in prefetch.groups for score in group.scores]
             total, count = arrived.score_sum + sum(scores), arrived.score_count + len(scores)
@@ -225,18 +211,11 @@ class ServiceSource:
         arrived: SimpleQueue[Arrived | BaseException],
     ) -> None:
         """Ask for an iteration's candidates once `pushed`; `arrived` gets each group, then the summary, or an error."""
-        by_id = {prompt.id: prompt for prompt in prompts}
         version, root = self._version(iteration), seed_root(self._config.seed, iteration)
         try:
             pushed()
             started = time.perf_counter()
-            answer = self.requests.candidates_of(
-                prompts,
-                version,
-                root,
-                iteration=iteration,
-                on_group=lambda group: arrived.put(candidate_group(by_id[group.prompt_id], group)),
-            )
+            answer = self.requests.candidates_of(prompts, version, root, iteration=iteration, on_group=arrived.put)
             seconds = time.perf_counter() - started
         except BaseException as error:
             arrived.put(error)
@@ -259,7 +238,8 @@ class ServiceSource:
         """Explore the groups of these prompts under `version` as for an iteration; their seeds have this `root`."""
         self.wait_for_push()
         answer = self.requests.candidates_of(prompts, version, root, iteration=iteration)
-        return list(map(candidate_group, prompts, answer.groups))
+        pairs = zip(prompts, answer.groups, strict=True)
+        return [CandidateGroup(prompt, group.seeds, group.scores) for prompt, group in pairs]
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
@@ -267,8 +247,3 @@ class ServiceSource:
         """Images of candidates explored for an iteration under `version`; as `RunRequests.images_of`."""
         self.wait_for_push()
         return self.requests.images_of(prompts, seeds, version, iteration)
-
-
-def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
-    """The candidates of a service's answer."""
-    return CandidateGroup(prompt, group.seeds, group.scores)
