@@ -122,7 +122,7 @@ class RunRequests:
         **options: Any,
     ) -> RolloutAnswer:
         """The answer of one request, or of one for each set of rewards, joined."""
-        numerics = self.hosted and {info.precision: info.numerics for info in self.hosted.precisions}
+        numerics = {info.precision: info.numerics for info in self.hosted.precisions} if self.hosted else None
         answers, placed = list[RolloutAnswer](), list[tuple[int, RolloutGroup]]()
         for (rewards, expected), rows in group_indices(map(self._rewards_of, prompts)):
             seeds = {"seeds": [candidates["seeds"][row] for row in rows]} if "seeds" in candidates else {}
