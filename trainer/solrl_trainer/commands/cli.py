@@ -68,8 +68,10 @@ def _dispatch(command: Command) -> int:
     if alone and not rank_info.is_rank_zero:
         return 0
     match command:
+        case Run(dry_run=True):
+            _dry_run(command)
         case Run():
-            return _run(command, rank_info)
+            _run(command, rank_info)
         case Demo():
             from solrl_trainer.commands.demo import demo
 
@@ -122,48 +124,40 @@ def _dispatch(command: Command) -> int:
     return 0
 
 
-def _run(command: Run, rank_info: RankInfo) -> int:
-    if command.dry_run:
-        return _dry_run(command)
-
+def _run(command: Run, rank_info: RankInfo) -> None:
     from solrl_trainer.ranks.rank_runtime import process_group
-    from solrl_trainer.settings.config import RunConfig
 
-    resume, version = command.resume is not None, command.checkpoint
+    resume, version, allowed = command.resume is not None, command.checkpoint, command.allow_change
     with ExitStack() as locks, process_group(rank_info) as processes:
         if not processes.is_rank_zero:
-            config = RunConfig.model_validate_json(processes.broadcast_text(None))
-            processes.set_hint(_resume_hint(config, rank_info))
             from solrl_trainer.commands.run import follow
 
-            follow(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
-            return 0
+            follow(processes, resume=resume, version=version)
+            return
         resolved = _resolve(command)
         from solrl_trainer.run_folder.folder import locked
 
         locks.enter_context(locked(resolved.config.output))
         config, hosted = _check_run(command, resolved)
-        processes.broadcast_text(config.model_dump_json())
-        hint = _resume_hint(config, rank_info)
-        processes.set_hint(hint)
 
         from solrl_core.errors import RewardUnavailableError
         from solrl_proto.printable import printable
         from solrl_proto.problems import ProblemError
 
-        from solrl_trainer.commands.run import run
+        from solrl_trainer.commands.run import resume_hint, run
         from solrl_trainer.records.progress import show_result
 
+        hint = resume_hint(config, processes)
+        processes.set_hint(hint)
         with interrupt_message(printable(f"solrl-train: stopped; {hint}")):
-            world = processes.world(config.device, config.patience)
             try:
-                allowed = command.allow_change
-                summary = run(config, resume=resume, version=version, allowed=allowed, world=world, hosted=hosted)
+                summary = run(
+                    config, resume=resume, version=version, allowed=allowed, processes=processes, hosted=hosted
+                )
             except (ProblemError, RewardUnavailableError) as error:
                 error.add_note(hint)
                 raise
         show_result(summary, config.output)
-    return 0
 
 
 def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> tuple["RunConfig", "ModelInfo | None"]:
@@ -175,16 +169,6 @@ def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> tupl
     with shown_log(lambda text: print(text, file=sys.stderr, flush=True)):
         warn_of_tokens(resolved)
         return check_run(resolved.config, resume=command.resume is not None, dry=dry)
-
-
-_NOT_SAVED = ("CUDA_VISIBLE_DEVICES", "SOLRL_TOKEN_PATH", "HF_TOKEN_PATH")
-"""Variables of the environment that a run needs again: its folder has none of them."""
-
-
-def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
-    variables = [f"{name}={shlex.quote(os.environ[name])}" for name in _NOT_SAVED if name in os.environ]
-    program = ["solrl-train"] if rank_info.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
-    return f"continue with: {' '.join([*variables, *program])} {shlex.join(['run', '--resume', str(config.output)])}"
 
 
 def _resolve(command: Run) -> "Resolved":
@@ -215,7 +199,7 @@ def _resolve(command: Run) -> "Resolved":
     return resolve(command.preset or DEFAULT_PRESET, overrides=command.set, files=files, arguments=arguments)
 
 
-def _dry_run(command: Run) -> int:
+def _dry_run(command: Run) -> None:
     from solrl_trainer.run_folder.folder import check_entries
     from solrl_trainer.settings.settings_yaml import sourced_yaml
 
@@ -227,7 +211,6 @@ def _dry_run(command: Run) -> int:
         from solrl_trainer.run_folder.resuming import check_before_loading
 
         check_before_loading(resolved.config, command.checkpoint, command.allow_change)
-    return 0
 
 
 def _export(command: Export) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import shlex
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from solrl_trainer.commands.export import export
 from solrl_trainer.evaluation.ended import GRID, RESULT
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.loop import Result, train
-from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.evaluations import compare, verdicts
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
@@ -29,6 +31,9 @@ from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
 
 logger = logging.getLogger(__name__)
 
+_NOT_SAVED = ("CUDA_VISIBLE_DEVICES", "SOLRL_TOKEN_PATH", "HF_TOKEN_PATH")
+"""Variables of the environment that a run needs again: its folder has none of them."""
+
 
 def run(
     config: RunConfig,
@@ -36,7 +41,7 @@ def run(
     resume: bool = False,
     version: int | None = None,
     allowed: Collection[str] = (),
-    world: Communicator | None = None,
+    processes: RankRuntime = SINGLE_PROCESS,
     reporter: RichReporter | None = None,
     hosted: ModelInfo | None = None,
 ) -> dict[str, Any]:
@@ -50,13 +55,15 @@ def run(
         resume: continue the run in the folder.
         version: of the checkpoint to continue from, instead of the newest.
         allowed: names of what may change when it is resumed, see `resuming.check`.
-        world: ranks that train together, this process as rank 0; by default it is alone.
+        processes: processes that train together, with this one as rank 0; by default it is alone.
         reporter: shows progress, instead of a `RichReporter`.
         hosted: the run's model at its service, as of `check_run`.
 
     Returns:
         Content of result.json.
     """
+    processes.broadcast_text(config.model_dump_json())
+    world = processes.world(config.device, config.patience)
     config.output.mkdir(parents=True, exist_ok=True)
     if resume:
         # Refuse changes before the folder's settings are overwritten.
@@ -84,10 +91,19 @@ def run(
     return summary
 
 
-def follow(config: RunConfig, *, resume: bool, version: int | None, world: Communicator) -> None:
-    """Train as a rank other than 0, which writes and prints nothing; `run` describes the arguments."""
+def follow(processes: RankRuntime, *, resume: bool, version: int | None) -> None:
+    """Train by rank 0's settings as another rank, which writes and prints nothing; `run` describes the arguments."""
+    config = RunConfig.model_validate_json(processes.broadcast_text(None))
+    processes.set_hint(resume_hint(config, processes))
     logging.getLogger("solrl_trainer").addHandler(logging.NullHandler())
-    train(config, None, resume=resume, checkpoint=version, world=world)
+    train(config, None, resume=resume, checkpoint=version, world=processes.world(config.device, config.patience))
+
+
+def resume_hint(config: RunConfig, processes: RankRuntime) -> str:
+    """The command that continues a run of as many processes, with variables of the environment that it needs again."""
+    variables = [f"{name}={shlex.quote(os.environ[name])}" for name in _NOT_SAVED if name in os.environ]
+    program = ["solrl-train"] if processes.rank_info.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
+    return f"continue with: {' '.join([*variables, *program])} {shlex.join(['run', '--resume', str(config.output)])}"
 
 
 def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
