@@ -16,7 +16,7 @@ from fault_trials.kill_points import KillPoint, after, before, replace
 def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -> None:
     """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, and its end."""
     os.environ.update(environment)
-    from solrl_rollout.cli import main
+    from solrl_rollout.__main__ import main
     from solrl_rollout.engine.engine import WorkerHandle
     from solrl_rollout.engine.queue.scheduler import Scheduler
     from solrl_rollout.engine.workers import remote
@@ -75,7 +75,7 @@ def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None, vic
 
     `kill_point` kills this process if it is rank `victim`.
     """
-    from solrl_trainer.commands.cli import main
+    from solrl_trainer.__main__ import main
     from solrl_trainer.policy import update
     from solrl_trainer.records.run_log import RunLog
 

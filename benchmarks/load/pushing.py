@@ -51,7 +51,7 @@ def pushing() -> Row:
 
 def _serve(port: int, redis_url: str, layout: Layout) -> None:
     """Serve a miniature whose adapters have FLUX.1's layout."""
-    from solrl_rollout.cli import main
+    from solrl_rollout.__main__ import main
     from solrl_rollout.engine import adapters
 
     decode = adapters.decode_adapter

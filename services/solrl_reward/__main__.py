@@ -5,9 +5,11 @@ from solrl_core.interrupts import exit_on_interrupt
 
 def main() -> None:
     exit_on_interrupt("solrl-reward: stopped")
+    from solrl_core.program import run_program
+
     from solrl_reward import cli
 
-    cli.main()
+    run_program(cli.PROGRAM, cli.parse, cli.dispatch)
 
 
 if __name__ == "__main__":

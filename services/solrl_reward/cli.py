@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from solrl_core.program import run_program
 from solrl_http.command_line import parse_command
 
 from solrl_reward.settings import RewardSettings
@@ -35,15 +34,12 @@ class RewardDoctor:
 
 Command = ServeRewards | RewardDoctor
 _COMMANDS: dict[str, type[Command]] = {"serve": ServeRewards, "doctor": RewardDoctor}
+parse = partial(parse_command, PROGRAM, "The reward service of solrl.", _COMMANDS, RewardSettings)
+"""Words → command; exits with 2, or raises a ValueError, if they are invalid."""
 
 
-def main() -> None:
-    """Entry point of `solrl-reward`. Exits with 2 if it cannot start, with the reason on stderr."""
-    parse = partial(parse_command, PROGRAM, "The reward service of solrl.", _COMMANDS, RewardSettings)
-    run_program(PROGRAM, parse, _run)
-
-
-def _run(command: Command) -> int:
+def dispatch(command: Command) -> int:
+    """Run a command; returns its exit code."""
     if isinstance(command, RewardDoctor):
         from solrl_core.diagnosis import show
 

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
-from solrl_core.program import run_program
 from solrl_http.command_line import from_environment, parse_command
 from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_RULE
@@ -14,15 +13,12 @@ from solrl_rollout import options
 from solrl_rollout.settings import RolloutSettings
 
 PROGRAM = "solrl-rollout"
+parse = partial(parse_command, PROGRAM, "The rollout service of solrl.", options.COMMANDS, RolloutSettings)
+"""Words → command; exits with 2, or raises a ValueError, if they are invalid."""
 
 
-def main() -> None:
-    """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
-    parse = partial(parse_command, PROGRAM, "The rollout service of solrl.", options.COMMANDS, RolloutSettings)
-    run_program(PROGRAM, parse, _run)
-
-
-def _run(command: options.Command) -> int:
+def dispatch(command: options.Command) -> int:
+    """Run a command; returns its exit code."""
     match command:
         case options.ServeRollouts():
             from solrl_rollout.serve import serve

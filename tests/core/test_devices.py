@@ -3,9 +3,9 @@
 import pytest
 import torch
 from solrl_core.devices import require_device
-from solrl_reward.cli import main as reward_main
-from solrl_rollout.cli import main as rollout_main
-from solrl_trainer.commands.cli import main as trainer_main
+from solrl_reward.__main__ import main as reward_main
+from solrl_rollout.__main__ import main as rollout_main
+from solrl_trainer.__main__ import main as trainer_main
 from tests.support.typed import refused
 
 ABSENT = "got device cuda:99, and PyTorch finds "

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from solrl_http.tokens import create_token
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from tests.docs.fences import ROOT, blocks
 from tests.support.programs import Program, command

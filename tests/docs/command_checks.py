@@ -6,61 +6,36 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
+import solrl_reward.__main__
 import solrl_reward.cli
+import solrl_rollout.__main__
 import solrl_rollout.cli
+import solrl_trainer.__main__
 import solrl_trainer.commands.cli
-import tyro
 import yaml
-from solrl_http.command_line import parse_command
-from solrl_reward.settings import RewardSettings
-from solrl_rollout.options import COMMANDS
-from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.presets import resolve
 from tests.docs.fences import ROOT
 from tests.support.typed import typed
 
 PROGRAMS: dict[str, Callable[[], None]] = {
-    "solrl-reward": solrl_reward.cli.main,
-    "solrl-rollout": solrl_rollout.cli.main,
-    "solrl-train": solrl_trainer.commands.cli.main,
+    "solrl-reward": solrl_reward.__main__.main,
+    "solrl-rollout": solrl_rollout.__main__.main,
+    "solrl-train": solrl_trainer.__main__.main,
 }
-SERVICES: dict[str, Callable[[list[str]], Any]] = {
-    "solrl-reward": partial(parse_command, "solrl-reward", "", solrl_reward.cli._COMMANDS, RewardSettings),
-    "solrl-rollout": partial(parse_command, "solrl-rollout", "", COMMANDS, RolloutSettings),
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
+    "solrl-reward": solrl_reward.cli.parse,
+    "solrl-rollout": solrl_rollout.cli.parse,
+    "solrl-train": solrl_trainer.commands.cli.parse_on_all_ranks,
 }
-"""Programs whose parsers give a command that has not begun."""
-
-
-class _Parsed(BaseException):
-    """Carries parsed arguments past all exception handlers."""
-
-    def __init__(self, command: Any) -> None:
-        self.command = command
 
 
 def parsed(words: list[str]) -> Any:
     """Parse words with the real command line, without running the command; SystemExit if it refuses them."""
-    if words[0] in SERVICES:
-        return SERVICES[words[0]](words[1:])
-    understand = tyro.cli
-
-    def stop(*arguments: Any, **options: Any) -> None:
-        raise _Parsed(understand(*arguments, **options))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tyro, "cli", stop)
-        patch.setattr("sys.argv", words)
-        try:
-            PROGRAMS[words[0]]()
-        except _Parsed as found:
-            return found.command
-    raise AssertionError(f"{words} was understood without a command line")
+    return PARSERS[words[0]](words[1:])
 
 
 def ran(words: list[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from tests.docs.fences import blocks, commands, example
 from tests.support.ports import free_port
 from tests.support.service_helpers import is_ready

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from solrl_proto.noise import expand_seeds
-from solrl_trainer.commands.cli import main as solrl_train
+from solrl_trainer.__main__ import main as solrl_train
 from tests.support.programs import Program, command
 from tests.support.service_helpers import MODEL, running_service
 

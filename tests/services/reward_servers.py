@@ -20,7 +20,7 @@ from solrl_core.rewards.wire import decode_scoring, encode_scoring
 from solrl_http.serving import bind
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemKind
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScoreAnswer, ScorePrompt, ScoreRequest
-from solrl_reward.cli import main
+from solrl_reward.__main__ import main
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from solrl_core.fidelity import RankCorrelation
 from solrl_engine.precision_check import Measured
+from solrl_rollout.__main__ import main
 from solrl_rollout.check import read_prompts
-from solrl_rollout.cli import main
 from tests.support.outlier_models import save_with_outliers
 from tests.support.typed import accepted, refused, typed
 

@@ -11,7 +11,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import modules_of, plan_memory, weight_bytes
 from solrl_proto.identifiers import Precision
-from solrl_rollout.cli import main
+from solrl_rollout.__main__ import main
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import RolloutSettings, parse_model
 from tests.support.small_model import small_model

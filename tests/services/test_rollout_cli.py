@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from solrl_rollout.cli import main
+from solrl_rollout.__main__ import main
 from solrl_rollout.doctor import check, memory_findings, redis_findings
 from solrl_rollout.serve import _warn_of_password
 from solrl_rollout.settings import RolloutSettings

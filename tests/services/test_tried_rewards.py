@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import solrl_reward.cli
 from solrl_core.errors import RewardError
+from solrl_reward.__main__ import main
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -36,7 +36,7 @@ def test_a_run_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_reward_service_refuses_it() -> None:
-    done = typed(solrl_reward.cli.main, "serve", "--rewards", TYPO, "--port", str(free_port()), "--device", "cpu")
+    done = typed(main, "serve", "--rewards", TYPO, "--port", str(free_port()), "--device", "cpu")
     assert done.returncode == 2
     said = done.stderr
     assert SAID in said.splitlines()[-1]

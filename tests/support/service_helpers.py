@@ -23,7 +23,7 @@ from PIL import Image
 from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
-from solrl_rollout.cli import main
+from solrl_rollout.__main__ import main
 
 from tests.support.adapters import content_digest, random_adapter
 from tests.support.ports import free_port

@@ -2,19 +2,21 @@
 
 import io
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
+from solrl_core.interrupts import unwinding
 
 
 def typed(program: Callable[[], None], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a console script; returns its exit code and output, and restores the root logger."""
+    """Run a console script; returns its exit code and output, and restores the root logger and SIGINT's handler."""
     out, errors, root, code = io.StringIO(), io.StringIO(), logging.getLogger(), 0
     handlers, level = root.handlers[:], root.level
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors), unwinding(signal.SIGINT):
         patch.setattr(sys, "argv", ["program", *arguments])
         for name, value in environment.items():
             patch.setenv(name, value)

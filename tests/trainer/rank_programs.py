@@ -9,7 +9,7 @@ from typing import Any
 
 def solrl_train(argv: Sequence[str]) -> None:
     """`solrl-train`, whose reports have no charts, as in conftest.py."""
-    from solrl_trainer.commands.cli import main
+    from solrl_trainer.__main__ import main
     from solrl_trainer.report import charts
 
     charts._svg = lambda *_: "<svg></svg>"
@@ -22,7 +22,7 @@ def with_a_late_rank(argv: Sequence[str]) -> None:
     from solrl_trainer.commands import cli
 
     if os.environ["RANK"] == "1":
-        cli._parse = lambda *_: time.sleep(600)  # type: ignore[assignment]
+        cli.parse_on_all_ranks = lambda *_: time.sleep(600)  # type: ignore[assignment]
     solrl_train(argv)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.demo import demo_config
 from tests.support.programs import Program, command
 from tests.support.typed import refused

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from solrl_core.families import load_backbone
 from solrl_minis import catalog
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
 from tests.services.reward_servers import serving

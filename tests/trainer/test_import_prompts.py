@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from solrl_proto import text_files
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
 from solrl_trainer.prompts.prompt_sets import folded, read_prompts
 from tests.support.typed import refused, typed

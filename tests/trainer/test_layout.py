@@ -10,7 +10,7 @@ import torch
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.model_options import ImageSize
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.layout import (
     RATES,
     Rates,

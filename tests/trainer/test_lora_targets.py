@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from solrl_core.adapter import decode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory import training_memory
 from solrl_trainer.memory.training_memory import plan_training

@@ -20,7 +20,7 @@ from solrl_core.memory_plan import RESERVED, plan_memory
 from solrl_core.rewards.size import reward_bytes
 from solrl_minis import catalog
 from solrl_proto.identifiers import Precision
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.memory import run_memory, training_memory
 from solrl_trainer.memory.run_memory import LayoutSettings, MemoryLayout, RunMemory, plan_run
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training

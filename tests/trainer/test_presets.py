@@ -10,8 +10,8 @@ import pytest
 import yaml
 from solrl_core.reward_registry import REWARDS
 from solrl_rollout.settings import RolloutSettings
+from solrl_trainer.__main__ import main
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
-from solrl_trainer.commands.cli import main
 from solrl_trainer.settings import presets
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET

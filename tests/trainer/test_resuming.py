@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from solrl_core.model_options import ModelOptions
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.run_folder.checkpoints import Checkpoint
 from solrl_trainer.run_folder.resuming import check, check_names, parts_before_loading, parts_when_loaded
 from tests.support.small_model import small_model

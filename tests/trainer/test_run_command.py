@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from solrl_rollout.settings import RolloutSettings
-from solrl_trainer.commands.cli import main, run_command
+from solrl_trainer.__main__ import main
+from solrl_trainer.commands.cli import run_command
 from solrl_trainer.commands.options import Calibrate, parse
 from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.commands.run import run

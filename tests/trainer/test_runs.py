@@ -7,7 +7,7 @@ import pytest
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from tests.support.ports import free_port

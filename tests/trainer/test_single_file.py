@@ -7,8 +7,8 @@ import pytest
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import module_digest
-from solrl_rollout.cli import main as rollout
-from solrl_trainer.commands.cli import main as trainer
+from solrl_rollout.__main__ import main as rollout
+from solrl_trainer.__main__ import main as trainer
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory import training_memory
 from solrl_trainer.records.status_reports import run_settings

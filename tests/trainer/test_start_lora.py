@@ -14,7 +14,7 @@ from solrl_core.adapter import Adapter, encode_adapter, encode_for_diffusers, lo
 from solrl_core.families import load_backbone
 from solrl_core.families.original_layers import encode_in_layout
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.commands.run import run
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.start_lora import read_start

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from tests.services.security_helpers import Guarded, guarded_service
 from tests.support.typed import refused, typed
 from tests.trainer.hostile_service import Answer, hostile_service

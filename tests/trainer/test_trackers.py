@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog

@@ -9,7 +9,7 @@ import pytest
 from fastapi import APIRouter
 from solrl_http.access import access, access_rules
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_rollout.cli import main
+from solrl_rollout.__main__ import main
 from solrl_rollout.http.app import create_app
 from solrl_rollout.openapi import document
 from solrl_rollout.settings import RolloutSettings

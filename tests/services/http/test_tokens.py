@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from solrl_http.tokens import TokenFileError, TokenStore, create_token, parse_lifetime, read_tokens, revoke_token
-from solrl_rollout.cli import main
+from solrl_rollout.__main__ import main
 from tests.services.security_helpers import Guarded, guarded_service
 from tests.support.service_helpers import problem
 from tests.support.typed import refused, typed

@@ -12,7 +12,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from solrl_core.rewards.images import as_floats
-from solrl_reward.cli import main
+from solrl_reward.__main__ import main
 from tests.services.reward_servers import body, pictures, scores
 from tests.support.ports import free_port
 from tests.support.service_helpers import is_ready

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from solrl_core.errors import MismatchError
 from solrl_minis import catalog
 from solrl_proto.problems import ProblemKind
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.loop import train
 from tests.support.programs import Program, command
 from tests.trainer.real_runs import SMALL, Service, Watcher

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from tests.support.typed import accepted, refused
 from tests.trainer.run_folders import finished_run, write_config, write_metrics
 

@@ -10,7 +10,7 @@ import torch
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.commands.cli import main
+from solrl_trainer.__main__ import main
 from solrl_trainer.loop import Result, train
 from solrl_trainer.rollouts import loading
 from solrl_trainer.rollouts.device_source import DeviceSource

@@ -9,7 +9,6 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from solrl_core.interrupts import interrupt_message, unwinding
-from solrl_core.program import run_program
 
 from solrl_trainer.commands.options import (
     Calibrate,
@@ -38,15 +37,8 @@ if TYPE_CHECKING:
     from solrl_trainer.settings.config import RunConfig
     from solrl_trainer.settings.presets import Resolved
 
-PROGRAM = "solrl-train"
 
-
-def main() -> None:
-    """Entry point of `solrl-train`."""
-    run_program(PROGRAM, _parse, _dispatch)
-
-
-def _parse(words: list[str]) -> Command:
+def parse_on_all_ranks(words: list[str]) -> Command:
     """The command of `words`. If they are invalid, rank 0 prints the error and exits with 2, all other ranks with 0."""
     rank_info = read_rank_info()
     with ExitStack() as stack:
@@ -62,7 +54,8 @@ def _parse(words: list[str]) -> Command:
             sys.exit(0)
 
 
-def _dispatch(command: Command) -> int:
+def dispatch(command: Command) -> int:
+    """Run a command; returns its exit code."""
     rank_info = read_rank_info()
     alone = not isinstance(command, Run | Evaluate | Calibrate) or (isinstance(command, Run) and command.dry_run)
     if alone and not rank_info.is_rank_zero:
