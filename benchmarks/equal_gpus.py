@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from solrl_core.adapter import encode_adapter
@@ -24,7 +25,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import collect_samples, train_step, training_samples
-from solrl_trainer.policy.policy import CURRENT, OLD
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.ranks.communicator import Communicator, gather_values, pick_device
@@ -169,7 +170,8 @@ def rolled_out(session: Session, way: str, iteration: int) -> tuple[Row, Iterati
 
 def training(session: Session, samples: IterationSamples, iteration: int) -> Row:
     """Row of an iteration's training: update, decay, average, digest, and merging the new version."""
-    seconds, _ = timed(lambda: train_step(session, RunLog(), iteration, samples))
+    with patch.object(Policy, "is_behaviour", lambda _: False):  # as in later iterations, where the policies differ
+        seconds, _ = timed(lambda: train_step(session, RunLog(), iteration, samples))
     return {"gpus": session.world.size, "part": TRAINING, "s": seconds}
 
 

@@ -66,6 +66,10 @@ class PeftPolicy:
                 self.parameters.append(part.float()[CURRENT].weight)  # type: ignore[index,union-attr,operator]
         self._activate(CURRENT)
 
+    def is_behaviour(self) -> bool:
+        """False: the baseline makes every pass."""
+        return False
+
     def _activate(self, name: str) -> None:
         for layer in self._tuners:
             layer.set_adapter(name, inference_mode=name != CURRENT)
@@ -109,6 +113,7 @@ class Timed:
             return float(norm(limit))
 
         policy.gradient_norm = gradient_norm
+        policy.is_behaviour = lambda: False  # else the first update has no part "old"
         self.policy = policy
         algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
         self.updater = Updater(backbone, policy, optimizer, algorithm, config)

@@ -35,7 +35,7 @@ Passes = Counter[str]
 
 
 def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Passes:
-    """Passes of one iteration of a run.
+    """Passes of one iteration of a run, as the stored runs made them: the behaviour policy's at every optimiser step.
 
     Args:
         config: settings of the run.

@@ -14,6 +14,7 @@ from solrl_core.families.sana import Sana
 from solrl_core.sampling.generator import Generator
 from solrl_trainer import loop
 from solrl_trainer.loop import train
+from solrl_trainer.policy.policy import Policy
 from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
 from support.paper_runs import TINY
 
@@ -55,6 +56,7 @@ def test_passes_are_those_that_a_run_makes(recipe: str, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Generator, "generate", generate)
     monkeypatch.setattr(Sana, "velocity", velocity)
+    monkeypatch.setattr(Policy, "is_behaviour", lambda _: False)  # stored runs made every pass
     for name in ("evaluate_base", "evaluate_average", "compare_images"):
         monkeypatch.setattr(loop, name, uncounted(getattr(loop, name)))
     unjudged = {"iterations": 1, "optimizer.batch": 8, "evaluate.every": 0, "evaluate.rewards": []}

@@ -282,6 +282,9 @@ def test_equal_policies_share_a_pass_without_a_changed_bit(
         backbone = load_backbone(name, device=device)
         config = tiny_config("algorithm.kl_weight=0", "optimizer.updates=2")
         policy, optimizer = make_policy(backbone, config)
+        for parameter in policy.parameters:
+            parameter.data += 0.02
+        policy.decay_old(0)
         count: list[int] = []
         policy.transformer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
         figures = train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)

@@ -14,6 +14,7 @@ from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
 from solrl_trainer.algorithms.grpo import clipped_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch, Window
+from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, training_pairs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
@@ -84,8 +85,11 @@ def test_steps_without_effect_have_no_gradient_however_far_they_have_gone(dtype:
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_a_ratio_is_to_the_behaviour_policy_or_recording(recompute: bool, backbone: Backbone, loaded: Backbone) -> None:
+def test_a_ratio_is_to_the_behaviour_policy_or_recording(
+    recompute: bool, backbone: Backbone, loaded: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The samples are the base's, and the behaviour policy is another: only the recording knows that."""
+    monkeypatch.setattr(Policy, "is_behaviour", lambda _: False)  # else it shares the current policy's pass
     config = configured("flowgrpo", f"algorithm.recompute={recompute}")
     policy, optimizer = make_policy(backbone, config)
     generator = torch.Generator().manual_seed(0)

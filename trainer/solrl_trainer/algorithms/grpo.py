@@ -29,8 +29,8 @@ class GrpoSettings(AlgorithmSettings):
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     recompute: bool = True
-    """Compute the behaviour policy's log-probabilities again, for one more pass at every optimiser step of an iteration
-    but the first; false: as recorded, which rounds otherwise."""
+    """Compute the behaviour policy's log-probabilities again, by a pass wherever it differs from the current policy;
+    false: as recorded, which rounds otherwise."""
     window: Positive | None = None
     """Number of stochastic, trained steps; all other steps follow the ODE. null: all but the last."""
     window_within: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -189,8 +189,9 @@ class Updater:
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
             current = velocity(parts[i])
-            shared = dict.fromkeys(self.algorithm.fixed, current.detach())
-            velocities = Velocities(current, shared | {name: by_part[i] for name, by_part in fixed.items()})
+            known = {name: by_part[i] for name, by_part in fixed.items()}
+            shared = {name: current.detach().clone() for name in self.algorithm.fixed if name not in known}
+            velocities = Velocities(current, known | shared)
             loss = loss_of(self.algorithm, batch.rows(parts[i]), velocities)
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
