@@ -34,7 +34,7 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
 
 
 def parsed(words: list[str]) -> Any:
-    """Parse words with the real command line, without running the command; SystemExit or ValueError: it refuses them."""
+    """Parse words with the real command line, without running the command; SystemExit or ValueError if refused."""
     return PARSERS[words[0]](words[1:])
 
 
