@@ -189,9 +189,9 @@ class Updater:
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
             current = velocity(parts[i])
-            known = {name: by_part[i] for name, by_part in fixed.items()}
-            shared = {name: current.detach().clone() for name in self.algorithm.fixed if name not in known}
-            velocities = Velocities(current, known | shared)
+            separate = {name: by_part[i] for name, by_part in fixed.items()}
+            shared = {name: current.detach().clone() for name in self.algorithm.fixed if name not in separate}
+            velocities = Velocities(current, separate | shared)
             loss = loss_of(self.algorithm, batch.rows(parts[i]), velocities)
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
