@@ -41,9 +41,9 @@ def learning_section(rows: Sequence[Row]) -> Iterator[str]:
     yield f"- Seeds below {FRESH} are older than this rule; their seconds are not stored."
     head = ("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference", "margin", "equal")
     cpu = ("CPU s, ours", "CPU s, theirs")
-    for title, seeds, shown in ((f"Seeds from {FRESH} on:", fresh, cpu), (f"Seeds below {FRESH}:", older, ())):
+    for title, seeds, seconds in ((f"Seeds from {FRESH} on:", fresh, cpu), (f"Seeds below {FRESH}:", older, ())):
         yield from ("", title, "")
-        yield from table((*head, *shown), _curves(seeds, bool(shown)))
+        yield from table((*head, *seconds), _curves(seeds, bool(seconds)))
 
 
 def _equal(rows: Sequence[Row]) -> Iterator[str]:

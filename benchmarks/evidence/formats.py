@@ -33,7 +33,7 @@ def series(values: Iterable[float | str], digits: int = 2) -> str:
 
 
 def signed(figure: Interval | float, digits: int = 2) -> str:
-    """A figure with its sign, and with its interval if it has figure."""
+    """A figure with its sign, and with its interval, if it has one."""
     if not isinstance(figure, Mapping):
         return f"{figure:+.{digits}f}".replace("-", "−")
     return f"{signed(figure['mean'], digits)} [{signed(figure['low'], digits)}, {signed(figure['high'], digits)}]"

@@ -92,7 +92,7 @@ def run(
 
 
 def follow(processes: RankRuntime, *, resume: bool, version: int | None) -> None:
-    """Train by rank 0's settings as another rank, which writes and prints nothing; `run` describes the arguments."""
+    """Train as a rank other than 0, which gets its settings and writes nothing; `run` describes the arguments."""
     config = RunConfig.model_validate_json(processes.broadcast_text(None))
     processes.set_hint(resume_hint(config, processes))
     logging.getLogger("solrl_trainer").addHandler(logging.NullHandler())

@@ -145,7 +145,7 @@ class Policy:
             self._activate("current")
 
     def is_behaviour(self) -> bool:
-        """Whether the current policy equals the behaviour policy, as before the first step when nothing decays."""
+        """Whether both policies have equal weights, as before an iteration's first optimiser step without decay."""
         pairs = zip(self.parameters, self._weights[OLD].values(), strict=True)
         return bool(torch.stack([(current == old).all() for current, old in pairs]).all())
 

@@ -20,7 +20,7 @@ from solrl_trainer.settings.config import RunConfig
 
 
 def hosted_model(client: RolloutClient, name: str) -> tuple[ModelList, ModelInfo]:
-    """What a service says of all its models, and of this one.
+    """All models of a service, and the one of this name.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
