@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TICK_S = 0.1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 class ServiceState(ABC):
@@ -71,7 +70,6 @@ def serve_app(settings: HttpSettings, module: str, rows: Callable[[Any, str], It
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
         ServiceDiedError: the service died; a supervisor should restart the process.
     """
-    fix_malloc()
     raise_file_limit()
     check_exposure(settings)
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
@@ -90,18 +88,17 @@ def end_without(threads: str) -> None:
         os._exit(0)
 
 
-def fix_malloc() -> None:
-    """Have glibc keep as much freed memory from the start as it ever may, and in two arenas.
+async def trim_memory(interval: float = 10.0) -> None:
+    """Return freed memory to the system every `interval` seconds, until cancelled.
 
-    By default, it keeps up to twice the largest block (of up to 32 MiB) that was ever freed, in up to eight arenas per
-    core. A larger block, or one more arena, raises the process's memory for good hours after the start. That looks
-    like a leak.
+    glibc keeps freed memory below a block in use, so a burst of requests raises the process's memory for good. That
+    looks like a leak.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 * MIB)
-        mallopt(_M_TRIM_THRESHOLD, 64 * MIB)
-        mallopt(_M_ARENA_MAX, 2)
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no malloc_trim
+        trim = ctypes.CDLL(None).malloc_trim
+        while True:
+            await asyncio.sleep(interval)
+            await asyncio.to_thread(trim, 0)
 
 
 def raise_file_limit() -> None:
@@ -169,7 +166,9 @@ async def _serve(
         for row in (*rows(app.state.service, address), access, ("documentation", f"{address}/docs")):
             table.add_row(*row)
         Console(markup=False).print(table)
+        trimming = asyncio.create_task(trim_memory())
         await run_server(uvicorn.Server(_config(app, settings)), listener, app.state.service, settings.drain_timeout)
+        trimming.cancel()
         if app.state.service.dead:
             raise ServiceDiedError("the working thread died; the log above has the reason. Start the service again.")
 
