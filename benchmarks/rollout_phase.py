@@ -235,7 +235,6 @@ def page(result: Mapping[str, Any]) -> str:
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
         "in BF16 at 10 steps. Of clips there are 8 and 2, at 20 steps. Of several rounds, times are",
         "medians. Rows of 17 frames are of an earlier version, which could explore the first frames of clips alone.",
-        "Rows decoded in FP8 are of an earlier version, whose decoders could do so for images that are only scored.",
         "Pruned rows are of an earlier version, too: after k steps, only the N most extreme candidates continued.",
         "",
         *table(PHASE, (cells for name, one in models.items() for cells in _phase(name, one))),
