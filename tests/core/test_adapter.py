@@ -118,20 +118,16 @@ def test_files_that_are_not_safetensors_are_malformed(body: bytes) -> None:
     assert refusal(body).fault == "malformed"
 
 
-@pytest.mark.parametrize("rank", [None, "", "0", "-2", "2.0", "nan", " 2", "2_0", "9" * 5000, "²"])
-def test_rank_metadata_must_be_a_positive_whole_number(rank: str | None) -> None:
-    meta = {"lora_alpha": "4"} | ({} if rank is None else {"r": rank})
-    problem = refusal(file_of(meta=meta))
-    assert (problem.fault, problem.where) == ("metadata", "__metadata__.r")
+RANKS = (None, "", "0", "-2", "2.0", "nan", " 2", "2_0", "9" * 5000, "²")
+ALPHAS = (None, "", "0", "0.0", "-4", "nan", "inf", "1e999", "1e-999", "4_0", "four")
+
+
+@pytest.mark.parametrize(("name", "value"), [*(("r", rank) for rank in RANKS), *(("lora_alpha", a) for a in ALPHAS)])
+def test_metadata_must_be_a_whole_rank_and_a_finite_alpha_above_zero(name: str, value: str | None) -> None:
+    problem = refusal(file_of(meta={key: text for key, text in (META | {name: value}).items() if text is not None}))
+    assert (problem.fault, problem.where) == ("metadata", f"__metadata__.{name}")
     assert len(str(problem)) < 1000
     assert refusal(file_of(meta=None)).fault == "metadata"
-
-
-@pytest.mark.parametrize("alpha", [None, "", "0", "0.0", "-4", "nan", "inf", "1e999", "1e-999", "4_0", "four"])
-def test_alpha_metadata_must_be_positive_and_finite(alpha: str | None) -> None:
-    meta = {"r": "2"} | ({} if alpha is None else {"lora_alpha": alpha})
-    problem = refusal(file_of(meta=meta))
-    assert (problem.fault, problem.where) == ("metadata", "__metadata__.lora_alpha")
 
 
 def test_partial_and_empty_adapters_are_refused() -> None:

@@ -115,18 +115,9 @@ BLOCKS_POLICY = LayerPolicy(quantize=(r"^transformer_blocks\.",))
 
 @pytest.fixture
 def sana() -> SanaTransformer2DModel:
-    return SanaTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=4,
-        attention_head_dim=16,
-        num_layers=2,
-        num_cross_attention_heads=4,
-        cross_attention_head_dim=16,
-        cross_attention_dim=64,
-        caption_channels=32,
-        sample_size=8,
-    ).eval()
+    sizes = {"in_channels": 4, "out_channels": 4, "num_layers": 2, "caption_channels": 32, "sample_size": 8}
+    sizes |= {"num_attention_heads": 4, "attention_head_dim": 16, "num_cross_attention_heads": 4}
+    return SanaTransformer2DModel(**sizes, cross_attention_head_dim=16, cross_attention_dim=64).eval()
 
 
 def test_only_pointwise_convs_are_selected() -> None:

@@ -26,18 +26,9 @@ ITERATIONS = 2
 CANDIDATES = 16
 SEED = 42
 SETTINGS = {
-    "iterations": ITERATIONS,
-    "seed": SEED,
-    "explore.prompts": 2,
-    "explore.candidates": CANDIDATES,
-    "explore.keep": 8,
-    "explore.precision": "nvfp4",
-    "explore.lag": 0,
-    "optimizer.updates": 2,
-    "optimizer.batch": 16,
-    "evaluate.prompts": 4,
-    "evaluate.seeds": 2,
-    "evaluate.steps": 4,
+    **{"iterations": ITERATIONS, "seed": SEED, "optimizer.updates": 2, "optimizer.batch": 16},
+    **{"explore.prompts": 2, "explore.candidates": CANDIDATES, "explore.keep": 8, "explore.precision": "nvfp4"},
+    **{"explore.lag": 0, "evaluate.prompts": 4, "evaluate.seeds": 2, "evaluate.steps": 4},
 }
 RUNS = {
     "sol_rl": {**SETTINGS, "evaluate.fidelity_prompts": 1},

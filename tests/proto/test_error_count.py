@@ -7,23 +7,12 @@ from pydantic import ValidationError
 from solrl_proto.identifiers import Message
 from solrl_proto.rollouts import RolloutRequest
 from solrl_proto.status import IterationReport
+from tests.support.service_helpers import rollout_request
 
 MANY = 10_000
-SPREAD = {"mean": 0, "best": 0, "worst": 0}
-REQUEST: dict[str, Any] = {
-    "model": "mini-sana",
-    "prompts": [{"id": "p", "text": "a red circle"}],
-    "candidates": {"count": 2, "seed_root": 1},
-    "rewards": [{"name": "clipscore"}],
-}
-REPORT: dict[str, Any] = {
-    "iteration": 1,
-    "version": 1,
-    "explored_version": 1,
-    "score": SPREAD,
-    "proxy_mean": 0,
-    "loss": 0,
-}
+REQUEST = rollout_request(count=2)
+REPORT: dict[str, Any] = {"score": {"mean": 0, "best": 0, "worst": 0}, "proxy_mean": 0, "loss": 0}
+REPORT |= dict.fromkeys(("iteration", "version", "explored_version"), 1)
 SAMPLES = {"iteration": 1, "version": 1, "precision": "bf16", "numerics": "native"}
 NAMES = {str(i): "x" for i in range(MANY)}
 

@@ -12,17 +12,10 @@ from contextlib import contextmanager
 from select import select
 from typing import Any
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-]
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe"),
+)
 
 
 class Browser:
@@ -156,16 +149,7 @@ def running_browser() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="solrl-browser-", ignore_cleanup_errors=True) as profile:
         # The browser reads from descriptor 3 and writes to 4. Bash can redirect descriptors with two digits to them.
         script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        command = [
-            "bash",
-            "-c",
-            script,
-            program,
-            *FLAGS,
-            "--remote-debugging-pipe",
-            f"--user-data-dir={profile}",
-            "about:blank",
-        ]
+        command = ["bash", "-c", script, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)

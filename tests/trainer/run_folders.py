@@ -17,31 +17,16 @@ HOSTILE = 'a <script>alert("red")</script> circle & a "square"'
 PROMPTS = [HOSTILE, *(f"a picture of {i} cyan crosses to the left of a purple triangle" for i in range(1, 20))]
 
 RESULT: dict[str, Any] = {
-    "model": "mini-sana",
-    "preset": "mini-sana/sol_rl/clipscore",
-    "run": "made-up",
-    "trained": {"clipscore": 1.0},
-    "iterations": 30,
-    "version": 30,
-    "prompts": 128,
-    "images": 512,
+    **{"model": "mini-sana", "preset": "mini-sana/sol_rl/clipscore", "run": "made-up", "trained": {"clipscore": 1.0}},
+    **{"iterations": 30, "version": 30, "prompts": 128, "images": 512},
     "rewards": {
         "clipscore": {"before": 0.2412, "after": 0.2731, "gain": 0.0319, "low": 0.0281, "high": 0.0357},
         "verifier": {"before": 0.482, "after": 0.673, "gain": 0.191, "low": 0.145, "high": 0.236},
     },
     "spearman": 0.873,
-    "seconds": {
-        "explore": 126.0,
-        "wait": 105.0,
-        "regenerate": 42.0,
-        "train": 150.0,
-        "push": 3.0,
-        "evaluate": 61.0,
-        "total": 385.0,
-    },
+    "seconds": {"explore": 126.0, "wait": 105.0, "regenerate": 42.0, "train": 150.0, "push": 3.0}
+    | {"evaluate": 61.0, "total": 385.0},
 }
-
-
 SCORING = (
     ScoringTime(of="candidates", by="service", reward="clipscore", server="there:8200", seconds=1.2),
     ScoringTime(of="samples", by="trainer", reward="clipscore", seconds=0.25),
@@ -87,17 +72,9 @@ def iteration_line(iteration: int) -> dict[str, Any]:
 def write_metrics(folder: Path, iterations: int, ranks: Sequence[float] = (0.873,)) -> None:
     """Write metrics.jsonl after `iterations` iterations, the base evaluation alone; `ranks` at each tenth version."""
     before = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
-    fidelity: dict[str, Any] = {
-        "event": "fidelity",
-        "prompts": 4,
-        "top_overlap": {"4": 0.44, "8": 0.59, "12": 0.69},
-        "bottom_overlap": {"4": 0.5, "8": 0.63, "12": 0.73},
-        "top_rank": 14.2,
-        "bottom_rank": 82.4,
-        "perfect_top": 6.5,
-        "perfect_bottom": 90.5,
-        "best_share": 0.0104,
-    }
+    fidelity: dict[str, Any] = {"event": "fidelity", "prompts": 4, "top_overlap": {"4": 0.44, "8": 0.59, "12": 0.69}}
+    fidelity |= {"bottom_overlap": {"4": 0.5, "8": 0.63, "12": 0.73}, "top_rank": 14.2, "bottom_rank": 82.4}
+    fidelity |= {"perfect_top": 6.5, "perfect_bottom": 90.5, "best_share": 0.0104}
     measured = [fidelity | {"version": 10 * i, "spearman": spearman} for i, spearman in enumerate(ranks)]
     write_lines(folder, [before, *measured, *(iteration_line(i) for i in range(iterations))])
 
@@ -116,12 +93,8 @@ PAIRS = [
 
 def write_gallery(folder: Path, prompts: list[str] = PROMPTS, **images: torch.Tensor) -> None:
     """Save a gallery with marks and two pairs; `images` replace the made ones."""
-    made = {
-        "before": sample_images(len(prompts), seed=1),
-        "after": sample_images(len(prompts), seed=2),
-        "explored": sample_images(2, seed=3),
-        "regenerated": sample_images(2, seed=4),
-    }
+    sizes = {"before": len(prompts), "after": len(prompts), "explored": 2, "regenerated": 2}
+    made = {name: sample_images(size, seed=seed) for seed, (name, size) in enumerate(sizes.items(), 1)}
     marks = [(i % 3 == 0, i % 3 != 1) for i in range(len(prompts))]
     seeds = [4_700_000_001 + i for i in range(len(prompts))]
     said = Verdicts("verifier", marks)

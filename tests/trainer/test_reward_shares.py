@@ -1,5 +1,7 @@
 """Shares of rewards in the spread of their weighted sum."""
 
+from typing import Any
+
 import pytest
 import torch
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
@@ -11,31 +13,20 @@ WIDE = torch.tensor([[0.0, 1, 2, 3], [6, 4, 2, 0]])
 """Its standard deviations are in the ratio 1 to 2."""
 
 
-@pytest.mark.parametrize(
-    ("rewards", "weights", "shares"),
-    [
-        ({"a": WIDE}, {"a": 1}, {"a": 1}),
-        ({"a": WIDE}, {"a": -3}, {"a": 1}),
-        ({"a": WIDE, "b": WIDE}, {"a": 1, "b": -0.25}, {"a": 0.8, "b": 0.2}),
-        ({"a": WIDE, "b": 4 * WIDE + 7}, {"a": 1, "b": 0.25}, {"a": 0.5, "b": 0.5}),
-        ({"a": WIDE, "b": FLAT}, {"a": 1, "b": 100}, {"a": 1, "b": 0}),
-        ({"a": FLAT, "b": FLAT}, {"a": 1, "b": 1}, {"a": 0, "b": 0}),
-        ({"a": WIDE, "logged": 9 * WIDE}, {"a": 1}, {"a": 1}),
-        ({"a": ROUNDED}, {"a": 1}, {"a": 0}),
-        ({"a": APART, "b": WIDE}, {"a": 1, "b": 1}, {"a": 0, "b": 1}),
-    ],
-    ids=[
-        "one",
-        "a negative weight",
-        "by weight",
-        "by spread",
-        "a constant",
-        "constants",
-        "one that is not trained",
-        "rounding",
-        "of prompts",
-    ],
-)
+CASES: dict[str, Any] = {
+    "one": ({"a": WIDE}, {"a": 1}, {"a": 1}),
+    "a negative weight": ({"a": WIDE}, {"a": -3}, {"a": 1}),
+    "by weight": ({"a": WIDE, "b": WIDE}, {"a": 1, "b": -0.25}, {"a": 0.8, "b": 0.2}),
+    "by spread": ({"a": WIDE, "b": 4 * WIDE + 7}, {"a": 1, "b": 0.25}, {"a": 0.5, "b": 0.5}),
+    "a constant": ({"a": WIDE, "b": FLAT}, {"a": 1, "b": 100}, {"a": 1, "b": 0}),
+    "constants": ({"a": FLAT, "b": FLAT}, {"a": 1, "b": 1}, {"a": 0, "b": 0}),
+    "one that is not trained": ({"a": WIDE, "logged": 9 * WIDE}, {"a": 1}, {"a": 1}),
+    "rounding": ({"a": ROUNDED}, {"a": 1}, {"a": 0}),
+    "of prompts": ({"a": APART, "b": WIDE}, {"a": 1, "b": 1}, {"a": 0, "b": 1}),
+}
+
+
+@pytest.mark.parametrize(("rewards", "weights", "shares"), CASES.values(), ids=CASES)
 def test_shares(rewards: dict[str, torch.Tensor], weights: dict[str, float], shares: dict[str, float]) -> None:
     assert reward_shares(rewards, weights) == pytest.approx(shares)
 

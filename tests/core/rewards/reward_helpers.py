@@ -13,22 +13,15 @@ from torch import nn
 
 CLIP = str(Path(locate("mini-sana")).parent / "mini-clip")
 DATA = Path(__file__).parent / "data"
-HPSV2: dict[str, Any] = {
-    "checkpoint": str(DATA / "hpsv2/checkpoint.pt"),
-    "processor": str(DATA / "hpsv2/tokenizer"),
-    "vision_heads": 2,
-    "text_heads": 2,
-}
-IMAGEREWARD: dict[str, Any] = {
-    "checkpoint": str(DATA / "imagereward/checkpoint.pt"),
-    "processor": str(DATA / "imagereward/tokenizer"),
-    "vision_heads": 2,
-}
-HPSV3: dict[str, Any] = {
-    "checkpoint": str(DATA / "hpsv3/checkpoint.pt"),
-    "processor": str(DATA / "hpsv3/tokenizer"),
-    "dtype": "float32",
-}
+
+
+def _stored(name: str, **options: Any) -> dict[str, Any]:
+    return {"checkpoint": str(DATA / name / "checkpoint.pt"), "processor": str(DATA / name / "tokenizer"), **options}
+
+
+HPSV2 = _stored("hpsv2", vision_heads=2, text_heads=2)
+IMAGEREWARD = _stored("imagereward", vision_heads=2)
+HPSV3 = _stored("hpsv3", dtype="float32")
 AESTHETIC: dict[str, Any] = {"model": str(DATA / "aesthetic/clip"), "checkpoint": str(DATA / "aesthetic/head.pth")}
 PROMPTS = [
     "a red circle",
@@ -37,8 +30,6 @@ PROMPTS = [
     "a picture of a very long winded and winding prompt that says far more than twenty four tokens can ever hold " * 2,
 ]
 ODD_SIZES = [(64, 96), (104, 64), (97, 65), (48, 80), (32, 32), (256, 255), (64, 67), (71, 64)]
-
-
 Tensors = dict[str, torch.Tensor]
 
 

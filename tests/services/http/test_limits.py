@@ -96,24 +96,11 @@ def test_a_head_too_large_is_refused(service: RunningService, where: str, size: 
         assert (status, json.loads(body)["type"]) == (431, "urn:solrl:problem:head-too-large")
 
 
-ODD = [
-    "..",
-    "../..",
-    "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
-    "..%2f..%2ftokens.json",
-    "%252e%252e",
-    "..%5c..",
-    "a%00",
-    "a%0d%0aX-Injected:%201",
-    "%F0%9F%8E%A8",
-    "%ff%fe",
-    "%C0%AE%C0%AE",
-    "a#b",
-    "{run}",
-    "%",
-    "a%20b",
+ODD = (
+    *("..", "../..", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..%2f..%2ftokens.json", "%252e%252e", "..%5c..", "a%00"),
+    *("a%0d%0aX-Injected:%201", "%F0%9F%8E%A8", "%ff%fe", "%C0%AE%C0%AE", "a#b", "{run}", "%", "a%20b"),
     "%EF%BC%8E%EF%BC%8E",
-]
+)
 
 
 @pytest.mark.parametrize("name", ODD)
