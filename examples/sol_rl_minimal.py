@@ -1,7 +1,7 @@
 """The method in one file, after the recipe `fast`: explore at a rollout service, select, regenerate, train, push.
 
-Trains a LoRA of an SD3 model with diffusers and PEFT; of solrl it needs solrl-client alone. The trainer of solrl does
-the same with fused kernels, several GPUs, checkpoints and other models. Start the service in this folder, then train:
+Trains a LoRA of an SD3 model with diffusers, PEFT and solrl-client; a miniature's name needs solrl, too.
+The trained LoRA stays at the service, under the run's name. Start the service in this folder, then train:
 
     solrl-rollout serve --model mini-sd3 --rewards colours:redness
     python sol_rl_minimal.py --model mini-sd3
