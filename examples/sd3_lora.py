@@ -11,8 +11,8 @@ from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig
 from solrl_client.adapter_file import adapter_file
 from solrl_client.rollouts import RolloutClient
-from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutGroup, RolloutRequest
 from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutGroup, RolloutRequest
 
 MODEL = "mini-sd3"
 RANK, ALPHA = 4, 8.0

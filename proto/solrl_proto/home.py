@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.identifiers import CHECKPOINT
+from solrl_proto.model_names import CHECKPOINT
 
 
 def with_home(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """Names and numbers that travel in paths and messages, with the one pattern each must match."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -23,9 +22,6 @@ TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 Precision = Literal["nvfp4", "fp8", "bf16"]
 """A precision that a backbone computes in."""
-
-CHECKPOINT = ".safetensors"
-"""End of a single-file checkpoint's name."""
 
 _MOST_UNKNOWN = 64
 """Unknown fields that are named one by one."""
@@ -64,15 +60,3 @@ def _counted(value: Any, limit: int) -> Any:
     if isinstance(value, Mapping) and len(value) > limit:
         raise ValueError(f"{len(value)} entries; expected at most {limit}")
     return value
-
-
-def split_checkpoint(model: str) -> tuple[str | None, str]:
-    """Split `FILE.safetensors+MODEL` into file and model; (None, text) for a text without a file."""
-    file, plus, base = model.partition(f"{CHECKPOINT}+")
-    return (f"{file}{CHECKPOINT}", base) if plus else (None, model)
-
-
-def default_model_name(model: str) -> str:
-    """The default name of a model at a service: the last part of its name, checkpoint, folder or hub id."""
-    last = (split_checkpoint(model)[0] or model).rstrip("/").rpartition("/")[2].lower().removesuffix(CHECKPOINT)
-    return re.sub(r"[^a-z0-9._-]", "-", last)[:64].strip("._-") or "model"

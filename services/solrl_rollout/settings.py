@@ -23,7 +23,8 @@ from solrl_http.settings import (
     require_within,
 )
 from solrl_proto.home import with_home
-from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
+from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE
+from solrl_proto.model_names import default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
 from solrl_proto.text_files import naming, read_text
 

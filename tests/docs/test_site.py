@@ -67,9 +67,9 @@ def test_an_entry_of_the_reference_becomes_docstrings() -> None:
         file = SimpleNamespace(src_uri=page)
         return on_page_markdown(markdown, SimpleNamespace(file=file), SimpleNamespace(repo_url=None), None)
 
-    entry = "- [`solrl_proto.Plan`](../../proto/solrl_proto/rollouts.py)"
-    assert shown("reference/client.md", entry).startswith("::: solrl_proto.Plan\n")
-    assert shown("results/demo.md", entry).startswith("- [`solrl_proto.Plan`](file:")
+    entry = "- [`solrl_proto.rollouts.Plan`](../../proto/solrl_proto/rollouts.py)"
+    assert shown("reference/client.md", entry).startswith("::: solrl_proto.rollouts.Plan\n")
+    assert shown("results/demo.md", entry).startswith("- [`solrl_proto.rollouts.Plan`](file:")
     assert shown("api.md", "```python noise.py\n") == '```python title="noise.py"\n'
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, TenantName, Version, default_model_name
+from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, TenantName, Version
+from solrl_proto.model_names import default_model_name
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Euler
 from solrl_engine.backend import Capabilities, GenerationRequest, Identity, VersionedAdapter
-from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job, LeasedAdapter, ScoredChunk

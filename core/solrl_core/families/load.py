@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 from packaging.version import Version
-from solrl_proto.identifiers import CHECKPOINT, split_checkpoint
+from solrl_proto.model_names import CHECKPOINT, split_checkpoint
 from solrl_proto.text_files import read_json
 
 from solrl_core.families.part_files import ModelFileError, components, missing_files, part_class, read_index, variant_of

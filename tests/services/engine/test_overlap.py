@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from solrl_engine.backend import GenerationRequest
-from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.engine.work import Chunk, Job

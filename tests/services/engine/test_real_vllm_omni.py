@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from solrl_engine.backend import Backend, GenerationRequest
-from solrl_proto import Plan
+from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import RolloutSettings, parse_model

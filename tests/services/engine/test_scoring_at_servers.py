@@ -15,8 +15,8 @@ from solrl_client import background
 from solrl_core.rewards.images import as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
-from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.engine import Engine

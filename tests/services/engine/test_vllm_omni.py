@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, GenerationRequest
-from solrl_proto import Plan
-from solrl_proto.rollouts import FittedSolver, StochasticSteps
+from solrl_proto.rollouts import FittedSolver, Plan, StochasticSteps
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.backends.vllm_omni import support

@@ -15,7 +15,7 @@ import torch
 from solrl_client.rollouts import RolloutClient
 from solrl_core.image_files import FRAME_MS, small_images, webp
 from solrl_core.rewards.frames import evenly
-from solrl_proto.identifiers import split_checkpoint
+from solrl_proto.model_names import split_checkpoint
 from solrl_proto.problems import ProblemError
 from solrl_proto.status import (
     THUMBNAIL_BYTES,

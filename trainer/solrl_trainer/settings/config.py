@@ -18,7 +18,8 @@ from pydantic import (
 from solrl_client.addresses import check_rollout_url
 from solrl_core.devices import DeviceName
 from solrl_proto.home import with_home
-from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
+from solrl_proto.identifiers import ModelName, RunName, Seed
+from solrl_proto.model_names import default_model_name
 from solrl_proto.rollouts import ModelBinding, Plan, PromptItem, RewardSpec, Solver, StochasticSteps
 
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
