@@ -1,6 +1,7 @@
 """Request bodies, within limits of size, time and memory, all counted as data arrives."""
 
 import asyncio
+import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,9 +136,8 @@ class Bodies:
         reserve(counted)
         loop, slow = asyncio.get_running_loop(), self._settings.slow_client_timeout
         pace = Pace(slow, loop.time() + slow)
-        # Parts of equal size: many growing buffers would leave holes between them as large as themselves. Joining them
-        # does not wait, so at most one body at a time is in memory twice.
-        parts: list[bytes] = []
+        # Of the announced size, so that it neither grows nor is copied: its value is the buffer itself.
+        buffer = io.BytesIO(bytes(counted))
         size, more = 0, True
         while more:
             try:
@@ -155,9 +155,9 @@ class Bodies:
             if size > counted:
                 reserve(size - counted)
                 counted = size
-            parts.append(part)
-        body = b"".join(parts)
-        del parts
+            buffer.write(part)
+        buffer.truncate()
+        body = buffer.getvalue()
         if b"application/json" in headers.get(b"content-type", b"").lower():
             _require_small_json(body)
         return {"type": "http.request", "body": body, "more_body": False}

@@ -121,7 +121,7 @@ def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: Runnin
 
 
 @LENGTHS
-def test_bodies_count_until_answered_and_one_of_several_is_in_memory_twice(chunked: bool) -> None:
+def test_bodies_count_until_answered_and_are_in_memory_once(chunked: bool) -> None:
     count, size, part = 4, 16 * MIB, 2**16
     received: list[Message] = []
 
@@ -159,5 +159,5 @@ def test_bodies_count_until_answered_and_one_of_several_is_in_memory_twice(chunk
     finally:
         tracemalloc.stop()
     assert [len(message["body"]) for message in received] == count * [size]
-    assert peak < (count + 1.3) * size
+    assert peak < (count + count * chunked / 8 + 0.3) * size  # a body without a length grows by eighths
     assert budget.reserved == 0
