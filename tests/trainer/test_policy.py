@@ -6,7 +6,7 @@ from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
-from solrl_trainer.policy.policy import CURRENT, OLD, Policy
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy, old_decay
 from solrl_trainer.settings.training_sections import Lora, PolicySettings
 from tests.trainer.training_helpers import same, velocity
 
@@ -55,6 +55,12 @@ def test_decays_count_iterations(policy: Policy) -> None:
         average = followed(average, (1 + iteration) / (10 + iteration))
     for found, expected in ((policy.tensors(OLD), old), (policy.averaged, average)):
         assert all(torch.allclose(found[key], value.float(), atol=1e-6) for key, value in expected.items())
+
+
+def test_decay_type_2_of_diffusionnft_is_flat_then_rises_to_its_maximum() -> None:
+    settings = PolicySettings(decay_flat=37, decay_rate=0.015, decay_max=0.999)
+    decays = {1: 0.0, 37: 0.0, 38: 0.015, 67: 0.45, 103: 0.99, 104: 0.999, 500: 0.999}
+    assert {count: old_decay(count, settings) for count in decays} == pytest.approx(decays)
 
 
 def test_only_the_current_weights_are_trained(backbone: Backbone, policy: Policy, loaded: Backbone) -> None:

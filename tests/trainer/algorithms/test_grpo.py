@@ -8,7 +8,7 @@ from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.sde import FlowSde
 from solrl_engine.sampler import Sampler
-from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.rollouts import Plan, PromptItem, StochasticSteps
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
 from solrl_trainer.algorithms.grpo import clipped_objective
@@ -158,8 +158,10 @@ def test_a_window_is_drawn_for_each_iteration_or_moves_by_one_step_and_begins_ag
     assert {Window(size=2).first(5, iteration, 42) for iteration in range(60)} == {0, 1, 2}
     assert {Window(size=9).first(5, iteration, 42) for iteration in range(9)} == {0}
     assert Window().first(10, 7, 42) == 0
-    window = Window(size=3, order="progressive", every=2)
-    assert [window.first(6, iteration, 42) for iteration in range(8)] == [0, 0, 1, 1, 2, 2, 0, 0]
+    data = FlowGrpo(FlowGrpoSettings(window=3, window_order="progressive", window_every=2)).trains_on
+    assert [data.solver("euler", 6, iteration, 42) for iteration in range(8)] == [
+        StochasticSteps(kind="flow", eta=0.7, first=first, count=3) for first in (0, 0, 1, 1, 2, 2, 0, 0)
+    ]
 
 
 def test_samples_of_one_step_are_refused(loaded: Backbone) -> None:
