@@ -57,11 +57,11 @@ class Sd3Lora:
         )
         arrived: list[str] = []
 
-        def told(group: RolloutGroup) -> None:
+        def progress(group: RolloutGroup) -> None:
             arrived.append(group.prompt_id)
             print(f"explored {len(arrived)} of {len(prompts)} prompts, {candidates} images each", flush=True)
 
-        groups = self.client.rollouts(request, on_group=told).groups
+        groups = self.client.rollouts(request, on_group=progress).groups
         print(f"regenerating {len(groups) * keep} images, and training on them", flush=True)
         return [group.best_worst(keep) for group in groups]
 

@@ -216,7 +216,7 @@ PLAINLY_NAMED = ("clients", "core", "deploy", "examples", "minis", "proto", "ser
 
 
 def contentless(code: str) -> list[tuple[int, str]]:
-    """Lines and names of variables and parameters, not of fields such as `box.left`, that do not name their value."""
+    """Lines and names of variables, parameters and functions, not of fields such as `box.left`, that name no value."""
     tree = ast.parse(code)
     classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     fields = {line.target for node in classes for line in node.body if isinstance(line, ast.AnnAssign)}
@@ -226,6 +226,8 @@ def contentless(code: str) -> list[tuple[int, str]]:
         if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
         if node not in fields
     }
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    bound |= {(node.lineno, node.name.strip("_")) for node in functions}
     return sorted((line, name) for line, name in bound if name in CONTENTLESS.split())
 
 

@@ -19,7 +19,7 @@ from solrl_minis.verifier import verifier_reward
 from solrl_proto.text_files import read_json
 from transformers import AutoTokenizer, CLIPModel
 
-from minis_recipe import LOGS, autoencoder, clip, detection, looked_at, measure, preference, reading
+from minis_recipe import LOGS, autoencoder, clip, detection, manual_labels, measure, preference, reading
 from minis_recipe.family import Family
 from minis_recipe.files import load_autoencoder
 from minis_recipe.miniatures import MINIATURES
@@ -150,8 +150,8 @@ def judge_rows(name: str, pictures: Path, device: str) -> list[str]:
         one, other = (reward(images, [""] * len(images), metadata) == 1 for reward in (judge, verifier_reward))
         parts = (one == other, one & other, one & ~other, other & ~one, ~one & ~other)
         rows.append(f"| {folder.name} | {' | '.join(f'{float(part.float().mean()):.1%}' for part in parts)} |")
-    sheet, listed = looked_at.read(pictures)
-    eyes = [looked_at.accepted(reward, sheet, listed) for reward in (judge, verifier_reward)]
+    sheet, listed = manual_labels.read(pictures)
+    eyes = [manual_labels.accepted(reward, sheet, listed) for reward in (judge, verifier_reward)]
     for kind in ("right", "wrong"):
         count = sum(row["right"] == (kind == "right") for row in listed)
         rows.append(f"| {kind} | {count} | {eyes[0][kind]} | {eyes[1][kind]} |")

@@ -63,16 +63,16 @@ class Scale:
         if not self.label:
             match = _ALONE.fullmatch(text)
             if match is None:
-                raise ValueError(f"has no score: got {_shown(text)}; expected a number alone")
+                raise ValueError(f"has no score: got {_quote(text)}; expected a number alone")
             return match
         count = text.count(self.label)
         if count != 1:
             raise ValueError(
-                f"has {count} times {self.label!r}: got {_shown(text)}; expected one, with a number after it"
+                f"has {count} times {self.label!r}: got {_quote(text)}; expected one, with a number after it"
             )
         match = _AFTER_LABEL.match(text, text.index(self.label) + len(self.label))
         if match is None:
-            raise ValueError(f"has no number after {self.label!r}: got {_shown(text)}")
+            raise ValueError(f"has no number after {self.label!r}: got {_quote(text)}")
         return match
 
     def _expected(self, token: TokenLogprobs, stated: float) -> float:
@@ -94,7 +94,7 @@ def _after_thoughts(text: str) -> str:
     """What follows reasoning within an answer; `<think>` itself may be in the model's template."""
     _, end, answer = text.rpartition("</think>")
     if not end and text.lstrip().startswith("<think>"):
-        raise ValueError(f"has no end of its reasoning, </think>: got {_shown(text)}")
+        raise ValueError(f"has no end of its reasoning, </think>: got {_quote(text)}")
     return answer
 
 
@@ -114,6 +114,6 @@ def _token_at(text: str, span: tuple[int, int], tokens: Sequence[TokenLogprobs])
     return None
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     text = without_secrets(text)
     return repr(text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}")

@@ -55,15 +55,15 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Weights, encoded prompts and the largest phase."""
-        return self._held + max(self.activations.values())
+        return self._resident_bytes + max(self.activations.values())
 
     @property
-    def _held(self) -> int:
+    def _resident_bytes(self) -> int:
         return sum(self.weights.values()) + self.prompts
 
     def largest_batch(self, limit: int) -> int:
         """Largest number of candidates in a batch that fits in `limit` bytes; 0 if none fits."""
-        free = limit - self._held
+        free = limit - self._resident_bytes
         batches = [
             self.batch + (free - self.activations[phase]) // max(1, growth)
             for phase, growth in self.per_candidate.items()

@@ -57,7 +57,7 @@ def install(app: FastAPI) -> None:
         return respond(ProblemKind.BAD_REQUEST.problem(detail, status=error.status_code, action="see /docs"))
 
     @app.exception_handler(ClientDisconnect)
-    async def _left(_: Request, __: ClientDisconnect) -> Response:
+    async def _disconnect(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=_CLIENT_LEFT)
 
     @app.exception_handler(Exception)

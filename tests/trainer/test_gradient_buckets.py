@@ -73,7 +73,7 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
 def test_the_largest_share_is_known(size: int, count: int, most: int) -> None:
     """With eight buckets, three ranks have three, three and two."""
     ranks = [GradientBuckets(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU) for rank in range(size)]
-    assert ranks[0].most(count) == max(sum(map(rank.owns, range(count))) for rank in ranks) == most
+    assert ranks[0].largest_share(count) == max(sum(map(rank.owns, range(count))) for rank in ranks) == most
 
 
 def test_one_process_adds_few_micro_batches_in_their_order() -> None:

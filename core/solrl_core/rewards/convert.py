@@ -208,7 +208,7 @@ class _Source:
         if any(problems.values()):
             raise self._error(*(f"{problem}: {listed(names)}" for problem, names in problems.items() if names))
         config.architectures = [kind.__name__]  # save_pretrained writes it too: digests must agree
-        weights = {name: _taken(self._tensors[source], take) for name, (source, take) in origins.items()}
+        weights = {name: _part(self._tensors[source], take) for name, (source, take) in origins.items()}
         return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype).eval().requires_grad_(False)
 
 
@@ -235,7 +235,7 @@ def _source_shape(shape: tuple[int, ...], take: Take) -> tuple[int, ...]:
     return shape[::-1] if take == "transposed" else (3 * shape[0], *shape[1:])
 
 
-def _taken(tensor: torch.Tensor, take: Take) -> torch.Tensor:
+def _part(tensor: torch.Tensor, take: Take) -> torch.Tensor:
     if take == "whole":
         return tensor
     return tensor.T.contiguous() if take == "transposed" else tensor.chunk(3)[take].contiguous()

@@ -136,7 +136,7 @@ class Adapters:
 
     async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter | None:
         """The decoded content; None if the version was deleted and pushed with other content while it loaded."""
-        while (adapter := self._known(content)) is None:
+        while (adapter := self._look_up(content)) is None:
             loading = self._loading.get(content)
             if loading is None:
                 return await self._load(tenant, ref, hosted, content)
@@ -163,7 +163,7 @@ class Adapters:
     async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
         """Decode a body whose digest was verified, or return what was decoded before."""
         content = (hosted.info.name, digest)
-        if (decoded := self._known(content)) is not None:
+        if (decoded := self._look_up(content)) is not None:
             return decoded
         try:
             adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
@@ -178,7 +178,7 @@ class Adapters:
             self._cached.popitem(last=False)
         return adapter
 
-    def _known(self, content: Content) -> Adapter | None:
+    def _look_up(self, content: Content) -> Adapter | None:
         if content in self._cached:
             self._cached.move_to_end(content)
         return self._decoded.get(content)

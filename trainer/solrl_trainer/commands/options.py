@@ -16,7 +16,7 @@ Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(met
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
 
-def _shown(value: str, default: str) -> Any:
+def _value_form(value: str, default: str) -> Any:
     """The form of an option's value in the help, and its default."""
     return tyro.conf.arg(metavar=value, help_behavior_hint=f"(default: {default})")
 
@@ -25,30 +25,30 @@ def _shown(value: str, default: str) -> Any:
 class Run:
     """Train. A rollout service explores if its URL is given, otherwise this machine."""
 
-    preset: Annotated[str | None, _shown("NAME", DEFAULT_PRESET)] = None
+    preset: Annotated[str | None, _value_form("NAME", DEFAULT_PRESET)] = None
     """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
-    rollout_url: Annotated[str | None, _shown("URL", "none")] = None
+    rollout_url: Annotated[str | None, _value_form("URL", "none")] = None
     """Base URL of the rollout service that explores."""
     config: Files = ()
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()
     """A setting, key=value with the value in YAML, such as explore.prompts=24. Wins over files.
     May be given more than once; --dry-run prints all settings, basic settings first."""
-    output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
+    output: Annotated[Path | None, _value_form("FOLDER", "runs/<run>")] = None
     """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
-    run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
+    run: Annotated[str | None, _value_form("NAME", "<model>-<recipe>-<rewards>")] = None
     """Name of the run at the service."""
-    iterations: Annotated[int | None, _shown("N", "the preset's")] = None
+    iterations: Annotated[int | None, _value_form("N", "the preset's")] = None
     """Number of iterations."""
-    seed: Annotated[int | None, _shown("N", "42")] = None
+    seed: Annotated[int | None, _value_form("N", "42")] = None
     """Seed of the run."""
     track: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
     """Tracker that gets figures, settings, sample images and the report: tensorboard, wandb, trackio or swanlab.
     Each needs the extra of its name. May be given more than once."""
-    resume: Annotated[Path | None, _shown("FOLDER", "a new run")] = None
+    resume: Annotated[Path | None, _value_form("FOLDER", "a new run")] = None
     """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
     With --preset: continue the run with these settings in FOLDER, or start it there."""
-    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
+    checkpoint: Annotated[int | None, _value_form("N", "the newest")] = None
     """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
     """With --resume: a setting, or prompts, model, rewards or libraries, that may differ from the run's.
@@ -75,17 +75,17 @@ class Evaluate:
 
     folder: Folder
     """A run's folder."""
-    rewards: Annotated[tuple[str, ...], _shown("NAME …", "the run's")] = ()
+    rewards: Annotated[tuple[str, ...], _value_form("NAME …", "the run's")] = ()
     """Rewards, by name or package.module:attribute."""
     set: Overrides = ()
     """reward_options=… or device=…, for this evaluation only. May be given more than once."""
-    prompts: Annotated[int | None, _shown("N", "the run's")] = None
+    prompts: Annotated[int | None, _value_form("N", "the run's")] = None
     """Number of held-out prompts."""
-    seeds: Annotated[int | None, _shown("N", "the run's")] = None
+    seeds: Annotated[int | None, _value_form("N", "the run's")] = None
     """Images per prompt."""
-    steps: Annotated[int | None, _shown("N", "the run's")] = None
+    steps: Annotated[int | None, _value_form("N", "the run's")] = None
     """Solver steps per image."""
-    checkpoint: Annotated[int | None, _shown("N", "the run's result, or else the newest")] = None
+    checkpoint: Annotated[int | None, _value_form("N", "the run's result, or else the newest")] = None
     """Version of the checkpoint to evaluate."""
 
 
@@ -99,11 +99,11 @@ class Export:
     """Also write lora-comfyui.safetensors or lora-kohya.safetensors, with the layer names of ComfyUI or kohya."""
     merged: bool = False
     """Also write the BF16 transformer with the LoRA merged in, as the folder transformer for diffusers."""
-    checkpoint: Annotated[int | None, _shown("N", "the run's result, or else the newest")] = None
+    checkpoint: Annotated[int | None, _value_form("N", "the run's result, or else the newest")] = None
     """Version of the checkpoint to export."""
-    output: Annotated[Path | None, _shown("FOLDER", "the run's")] = None
+    output: Annotated[Path | None, _value_form("FOLDER", "the run's")] = None
     """Folder for lora.safetensors, README.md and grid.png."""
-    push_to_hub: Annotated[str | None, _shown("USER/NAME", "none")] = None
+    push_to_hub: Annotated[str | None, _value_form("USER/NAME", "none")] = None
     """Also upload them to this model repository on Hugging Face; a new one is public. Needs HF_TOKEN."""
 
 
@@ -145,7 +145,7 @@ class Calibrate(SettingsCommand):
 class Memory(SettingsCommand):
     """Plan a run's memory on a GPU from its settings and the model's configurations; no weights are needed."""
 
-    gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
+    gpu: Annotated[float | None, _value_form("GB", "this machine's GPU, else 80")] = None
     """Memory in the GPU's name. 24, 48, 80, 141 and 192 are what CUDA reports there, other numbers 10⁹ bytes per GB."""
     gpus: int = 1
     """Number of GPUs that train the run together; each is planned."""
@@ -159,7 +159,7 @@ class Layout(SettingsCommand):
     """GPUs of all runs and the service."""
     runs: int = 1
     """Equal runs that share the GPUs."""
-    scaled_to: Annotated[str | None, _shown("GPU", "none")] = None
+    scaled_to: Annotated[str | None, _value_form("GPU", "none")] = None
     """Compute hours on another GPU, such as "RTX 4090", from the H200's figures and NVIDIA's peaks. Not measured."""
 
 
@@ -171,11 +171,11 @@ class Prompts:
     """Files with training prompts, or folders with a split train. Other fields of a row become its metadata."""
     output: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """Folder of the prompt set, for `--set prompts=FOLDER`."""
-    key: Annotated[str | None, _shown("NAME", "prompt, caption, text or input")] = None
+    key: Annotated[str | None, _value_form("NAME", "prompt, caption, text or input")] = None
     """Field with the text of a prompt."""
-    test: Annotated[int | None, _shown("N", "a tenth, at most 128")] = None
+    test: Annotated[int | None, _value_form("N", "a tenth, at most 128")] = None
     """Number of held-out prompts."""
-    test_file: Annotated[Path | None, _shown("FILE", "none")] = None
+    test_file: Annotated[Path | None, _value_form("FILE", "none")] = None
     """File, or folder with a split test, of the held-out prompts; without it, some of the prompts."""
 
 

@@ -33,7 +33,7 @@ class GradientBuckets:
         """Whether this rank computes a micro-batch."""
         return number % self._buckets % self._world.size == self._world.rank
 
-    def most(self, count: int) -> int:
+    def largest_share(self, count: int) -> int:
         """The largest number of `count` micro-batches that one rank computes."""
         return max(Counter(number % self._buckets % self._world.size for number in range(count)).values())
 

@@ -142,7 +142,7 @@ class Updater:
             if gradients.owns(number):
                 computed.append((number, compute(partial(gradients.add, number))))
             work.finish(len(part))
-        for _ in range(gradients.most(len(parts)) - len(computed) if self.world.in_step else 0):
+        for _ in range(gradients.largest_share(len(parts)) - len(computed) if self.world.in_step else 0):
             idle_pass()  # its result counts for nothing: the collectives of all ranks must match
         every = _gathered(computed, self.world)
         for parameter, gradient in zip(self.policy.parameters, gradients.total(), strict=True):

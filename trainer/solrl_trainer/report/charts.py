@@ -100,14 +100,14 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, tuple[int,
         colours = [f"C{colour}" for colour, _ in layers.values()]
         axes.stackplot(edges, steps, step="post", colors=colours, linewidth=0, clip_on=False)
 
-    def told(x: float) -> str:
+    def tooltip(x: float) -> str:
         values = {name: values[bisect_left(xs, x)] for name, (_, values) in layers.items()}
         return f"{x}: " + ", ".join(f"{name} {value:.1f} s" for name, value in values.items())
 
     return Chart(
         label=label,
         legend=[(name, colour) for name, (colour, _) in layers.items()],
-        drawings=_drawings(label, draw, _tooltips(xs, told), large=True),
+        drawings=_drawings(label, draw, _tooltips(xs, tooltip), large=True),
     )
 
 

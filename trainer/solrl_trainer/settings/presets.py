@@ -186,7 +186,7 @@ def resolve(
         (f"recipe {name} for {model}", recipe.models.get(model, {})),
         (f"reward {reward}", {"rewards": {reward: 1.0}}),
     ]
-    users = _given(overrides, files, arguments)
+    users = _user_layers(overrides, files, arguments)
     resolved = _compose([*_without_other_algorithm(layers, users), *users])
     trained_on = recipe.settings.get("regenerate.at")
     if trained_on == "none" and (at := resolved.config.regenerate.at) != "none":
@@ -209,10 +209,10 @@ def resolve_again(
     """A continued run's saved settings, changed by the arguments. ConfigError: an unknown key, or an invalid value."""
     source = str(saved.output / "config.json")
     layer = _flatten(saved.model_dump(mode="json"))
-    return _compose([(source, layer), *_given(overrides, files, arguments)])
+    return _compose([(source, layer), *_user_layers(overrides, files, arguments)])
 
 
-def _given(
+def _user_layers(
     overrides: Sequence[str], files: Mapping[str, Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None
 ) -> list[Layer]:
     layers: list[Layer] = []
@@ -317,7 +317,7 @@ def config_error(error: ValidationError, sources: Mapping[str, str]) -> ConfigEr
     source = ", ".join(dict.fromkeys(layers)) or "defaults"
     # A rollout URL may be refused for the password in it. A fault between a section's settings names the settings.
     between = first["type"] == "value_error" and isinstance(first["input"], Mapping)
-    got = "" if key == "rollout_url" or between else f"got {_shown(first['input'])}; "
+    got = "" if key == "rollout_url" or between else f"got {_quote(first['input'])}; "
     place = f"setting {key} (from {source})" if key else "settings"
     quoted = ": write it in quotes" if first["type"] == "string_type" and not isinstance(first["input"], dict) else ""
     is_name = first["type"] == "string_pattern_mismatch" and first["ctx"]["pattern"] == NAME_PATTERN
@@ -329,17 +329,17 @@ def parse_override(override: str) -> tuple[str, Any]:
     """Parse `key=value`, with the value in YAML; ConfigError if it is invalid."""
     key, equals, value = override.partition("=")
     if not equals:
-        raise ConfigError(f"got --set {_shown(override)}; expected key=value")
+        raise ConfigError(f"got --set {_quote(override)}; expected key=value")
     try:
         parsed, _ = parse_yaml(value)
     except YamlError as error:
-        raise ConfigError(f"got --set {_shown(override)}; expected a value in YAML ({error})") from error
+        raise ConfigError(f"got --set {_quote(override)}; expected a value in YAML ({error})") from error
     if isinstance(parsed, dict) and any(":" in name and item is None for name, item in parsed.items()):
-        raise ConfigError(f"got --set {_shown(override)}; expected a space after each colon, and quotes around it all")
+        raise ConfigError(f"got --set {_quote(override)}; expected a space after each colon, and quotes around it all")
     return key.strip(), parsed
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     return printable(repr(value), _LONGEST_SHOWN)
 
 

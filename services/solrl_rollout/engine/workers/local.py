@@ -139,7 +139,7 @@ class LocalWorker:
             if scorer.asks_servers(chunk.job):
                 task = background.start(self._ask_servers(scorer, chunk, scored))
                 self._asking.add(task)
-                task.add_done_callback(self._asked)
+                task.add_done_callback(self._end_asking)
             else:
                 self._queue.finish(chunk, scored)
 
@@ -156,7 +156,7 @@ class LocalWorker:
                 del self._cancellable[chunk]
             self._queue.finish(chunk, scored)
 
-    def _asked(self, task: Future[None]) -> None:
+    def _end_asking(self, task: Future[None]) -> None:
         if task.exception() is None:
             self._asking.discard(task)
         self._wake()

@@ -54,29 +54,29 @@ class Trackers:
     def line(self, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
         numbers = figures(line)
-        self._each(lambda tracker: tracker.figures(line["version"], numbers))
+        self._for_all(lambda tracker: tracker.figures(line["version"], numbers))
 
     def result(self, version: int, rewards: Mapping[str, Any]) -> None:
         """The run ended with these held-out gains, which result.json has."""
         numbers = figures({"event": "result", "rewards": rewards})
-        self._each(lambda tracker: tracker.figures(version, numbers))
+        self._for_all(lambda tracker: tracker.figures(version, numbers))
 
     def samples(self, version: int, prompts: Sequence[str], images: torch.Tensor) -> None:
         """Images or clips, in [0, 1], of the held-out prompts under a version; the first are shown."""
         if len(images):
             sheet = contact_sheet(images[:SHOWN_PROMPTS])
             caption = "\n".join(f"{i}. {prompt}" for i, prompt in enumerate(prompts[:SHOWN_PROMPTS], 1))
-            self._each(lambda tracker: tracker.images(version, sheet, caption))
+            self._for_all(lambda tracker: tracker.images(version, sheet, caption))
 
     def report(self, page: Path) -> None:
         """The report was written."""
-        self._each(lambda tracker: tracker.report(page))
+        self._for_all(lambda tracker: tracker.report(page))
 
     def close(self, *, failed: bool) -> None:
         """Close all; may wait for uploads. `failed`: the run ended by an error."""
-        self._each(lambda tracker: tracker.close(failed=failed))
+        self._for_all(lambda tracker: tracker.close(failed=failed))
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _for_all(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._open.items()):
             try:
                 act(tracker)
