@@ -24,7 +24,7 @@ class Fidelity:
     Rewards that are equal up to rounding share the mean of their ranks.
 
     Attributes:
-        spearman: rank correlation within a group, as of `correlation`. NaN if the true rewards of every group are
+        spearman: rank correlation within a group, see `correlation`. NaN if the true rewards of every group are
             equal; otherwise such groups do not count.
         top_overlap: size → overlap of the proxy's and the true top of that size.
         bottom_overlap: the same of the bottom.

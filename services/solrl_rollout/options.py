@@ -58,7 +58,7 @@ class Check(_Sized):
     rewards: tuple[str, ...] = ("clipscore",)
     """Rewards that judge."""
     reward_options: Annotated[dict[str, dict[str, Any]], JSON_OPTION] = field(default_factory=dict)
-    """Options of rewards, as of `serve`."""
+    """Options of rewards, as `--reward-options` of `serve`."""
     prompts: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: of shapes)")] = None
     """Text file with a prompt on each line, or a registered prompt set; the first ones are used."""
     groups: int = 6

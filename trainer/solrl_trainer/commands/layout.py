@@ -290,7 +290,7 @@ def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: i
     """A service explores one version ahead, and the runs' GPUs do the rest; the slower side sets the pace.
 
     The service explores the best share that whole prompts of a rank allow. `serving` and `training` are GPUs of the
-    service and of each run; the rest is as of `layouts`.
+    service and of each run; `layouts` explains the rest.
     """
     per_rank = -(-prompts // training)
 

@@ -57,7 +57,7 @@ def run(
         allowed: names of what may change when it is resumed, see `resuming.check`.
         processes: processes that train together, with this one as rank 0; by default it is alone.
         reporter: shows progress, instead of a `RichReporter`.
-        hosted: the run's model at its service, as of `check_run`.
+        hosted: the run's model at its service, from `check_run`.
 
     Returns:
         Content of result.json.

@@ -18,8 +18,8 @@ _IMAGE = ("file_name", "image")
 def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tuple[Path, ...]]:
     """Id of each training prompt → its image, or its better and its worse image; none if `kind` is "model".
 
-    The `sources` are as of `prompts_of_run`, whose errors it has; a ValueError names a prompt without images, or of a
-    file that does not exist.
+    `sources`, and errors about them: see `prompts_of_run`. A ValueError names a prompt without images, or a file that
+    does not exist.
     """
     if kind == "model":
         return {}
@@ -35,9 +35,9 @@ def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tu
 
 
 def check_images(files: Mapping[str, tuple[Path, ...]]) -> None:
-    """Check the headers of all images, before anything is loaded; a ValueError as of `image_size`.
+    """Check the headers of all images, before anything is loaded; raises the ValueError of `image_size`.
 
-    It also names the images of a pair that have different shapes, so that each would be cropped its own way.
+    Another ValueError names the images of a pair that have different shapes, so that each would be cropped its own way.
     """
     for paths in files.values():
         sizes = [image_size(path) for path in paths]

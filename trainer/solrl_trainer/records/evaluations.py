@@ -91,8 +91,8 @@ def compare(
     """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt.
 
     The evaluations are of the same prompts and seeds, by the same rewards. Each figure is over the prompts that have
-    the reward. `READ_RIGHT` is the share of images whose whole text `ocr` reads. The weights are of the trained
-    rewards, as of `weights_per_prompt`; a sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
+    the reward. `READ_RIGHT` is the share of images whose whole text `ocr` reads. `weights`: the trained
+    rewards', from `weights_per_prompt`; a sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
     """
     first, second = (_with_read_right(evaluation.scores) for evaluation in (before, after))
     if len(weights) > 1 and weights.keys() <= first.keys():

@@ -220,7 +220,7 @@ class StoredImages:
     def __init__(
         self, files: Mapping[str, Sequence[Path]], backbone: PipelineBackbone, rewards: Sequence[str], batch: int
     ) -> None:
-        """`files`: as of `stored_files`. `rewards`: of the run; none is computed. `batch`: read at once."""
+        """`files`: the result of `stored_files`. `rewards`: of the run; none is computed. `batch`: read at once."""
         if backbone.frames > 1:
             raise ValueError(
                 f"got clips of {backbone.frames} frames to train on stored images; expected generate.frames=1, which "

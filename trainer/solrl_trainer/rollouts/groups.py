@@ -36,8 +36,8 @@ class ScoredSamples:
 
     Attributes:
         latents: clean latents x0, float32 [n, ...].
-        images: `for_showing`, float32 in [0, 1], on the CPU; of the outermost alone, or of none if nobody will see
-            them.
+        images: `for_showing`, float32 in [0, 1], on the CPU; of the best and worst alone, or of none if nobody will
+            see them.
         recording: every step, if the algorithm trains on trajectories.
         scores: weighted sum of the trained rewards [n].
         rewards: each reward by name, trained or only logged [n]; NaN where it is none of the prompt's.

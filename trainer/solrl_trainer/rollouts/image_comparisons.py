@@ -61,7 +61,7 @@ def compare_images(samples: IterationSamples, images_of: ImagesOf, *, prompts: i
     """
     groups = samples.groups[:prompts]
     per_end = min(per_end, samples.scores.shape[1] // 2)
-    places = [*range(per_end), *range(-per_end, 0)]  # also of images of the outermost samples alone
+    places = [*range(per_end), *range(-per_end, 0)]  # also of images of the best and worst alone
     explored, seconds = images_of(
         [group.prompt for group in groups],
         [[group.seeds[i] for i in places] for group in groups],
