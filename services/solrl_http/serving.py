@@ -26,7 +26,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_http.access import MAX_HEAD_BYTES
 from solrl_http.limits.origins import is_loopback
 from solrl_http.problem_responses import draining
-from solrl_http.settings import MIB, HttpSettings
+from solrl_http.settings import HttpSettings
 from solrl_http.tokens import read_tokens
 
 if TYPE_CHECKING:
