@@ -276,6 +276,9 @@ def test_the_command_tells_of_whole_iterations_and_of_a_fitted_plan() -> None:
         longer.append(loop[measured]["clock"] / (fast.explore.prompts * stages(fast, RATES[model]).total) - 1)
     printed = layout("--preset", "flux1/sol_rl/hpsv2")
     assert f"of fast took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer".replace("-", "−") in printed
+    first, second, third = (f"{100 * each:+.0f} %".replace("-", "−") for each in longer)
+    page = " ".join((ROOT / "docs/many-gpus.md").read_text(encoding="utf-8").split())
+    assert f"by {first} (FLUX.1), {second} (SD3.5-Large) and {third} (SANA)." in page
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2")
     (hours,) = re.findall(r"^with 4 steps .* ([\d.]+) h per run$", layout(*words), re.MULTILINE)
     printed = layout(*words, "--set", "explore.steps=4")
