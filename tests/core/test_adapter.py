@@ -101,13 +101,9 @@ def test_truncated_files_are_malformed_and_flipped_headers_give_an_adapter_or_a_
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"\x80\x04\x95 a pickle, perhaps",
-        struct.pack("<Q", 2**63) + b"{}",
+        *(b"", b"\x80\x04\x95 a pickle, perhaps", struct.pack("<Q", 2**63) + b"{}"),
         struct.pack("<Q", MAX_HEADER_BYTES + 1) + b" " * (MAX_HEADER_BYTES + 1),
-        with_header(b"[]"),
-        with_header(b"{" * 100_000),
-        with_header(b'{"__metadata__":{"r":2}}'),
+        *(with_header(header) for header in (b"[]", b"{" * 100_000, b'{"__metadata__":{"r":2}}')),
         with_header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,800]}}', bytes(8)),
         with_header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(16)),
         with_header(b'{"a":{"dtype":"F32","shape":[3,18446744073709551615],"data_offsets":[0,8]}}', bytes(8)),

@@ -86,18 +86,12 @@ def kl() -> AutoencoderKL:
 
 def dc(**changes: Any) -> AutoencoderDC:
     settings: dict[str, Any] = {"decoder_block_out_channels": (128, 128, 256), "decoder_layers_per_block": (1, 1, 1)}
-    return AutoencoderDC(
-        **settings | changes,
-        latent_channels=8,
-        attention_head_dim=32,
-        encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
-        decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
-        encoder_block_out_channels=(128, 128, 256),
-        encoder_layers_per_block=(1, 1, 1),
-        encoder_qkv_multiscales=((), (), (5,)),
-        decoder_qkv_multiscales=((), (), (5,)),
-        upsample_block_type="interpolate",
-    )
+    settings |= {"encoder_block_out_channels": (128, 128, 256), "encoder_layers_per_block": (1, 1, 1)}
+    for part in ("encoder", "decoder"):
+        settings[f"{part}_block_types"] = ("ResBlock", "ResBlock", "EfficientViTBlock")
+        settings[f"{part}_qkv_multiscales"] = ((), (), (5,))
+    settings |= {"latent_channels": 8, "attention_head_dim": 32, "upsample_block_type": "interpolate"}
+    return AutoencoderDC(**settings | changes)
 
 
 def counts(module: nn.Module) -> list[int]:
@@ -161,12 +155,8 @@ def test_other_convolutions_stay_torchs() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temb_channels": 8},
-        {"output_scale_factor": 2.0},
-        {"dropout": 0.1},
-        {"up": True},
-        {"non_linearity": "relu"},
-        {"conv_2d_out_channels": 96},
+        *({"temb_channels": 8}, {"output_scale_factor": 2.0}, {"dropout": 0.1}, {"up": True}),
+        *({"non_linearity": "relu"}, {"conv_2d_out_channels": 96}),
     ],
 )
 def test_other_resnet_blocks_stay_diffusers(settings: dict[str, Any]) -> None:
@@ -268,10 +258,7 @@ def test_other_blocks_are_not_fused() -> None:
     cut = block_of(64, (5,))
     cut.attn.residual_connection = False
     others: list[nn.Module] = [
-        block_of(64, (5,), size=16),
-        block_of(64, (5,), norm="batch_norm"),
-        block_of(64, ()),
-        block_of(64, (5, 7)),
+        *(block_of(64, (5,), size=16), block_of(64, (5,), norm="batch_norm"), block_of(64, ()), block_of(64, (5, 7))),
         ResBlock(64, 64, norm_type="rms_norm", act_fn="silu"),
         cut,
     ]

@@ -30,14 +30,9 @@ NAMES = ["explore.prompts", "evaluate.prompts", "prompts", "optimizer.learning_r
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("optimizer.lr", ["optimizer.learning_rate"]),
-        ("explore.promts", ["explore.prompts"]),
-        ("training.lr", ["optimizer.learning_rate"]),
+        *((name, ["optimizer.learning_rate"]) for name in ("optimizer.lr", "training.lr", "learning-rate")),
         ("promts", ["prompts", "explore.prompts", "evaluate.prompts"]),
-        ("learning-rate", ["optimizer.learning_rate"]),
-        ("ITERATION", ["iterations"]),
-        ("nonsense", []),
-        ("", []),
+        *(("explore.promts", ["explore.prompts"]), ("ITERATION", ["iterations"]), ("nonsense", []), ("", [])),
     ],
 )
 def test_names_that_may_have_been_meant(name: str, meant: list[str]) -> None:

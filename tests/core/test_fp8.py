@@ -56,9 +56,7 @@ def test_a_product_without_scales_per_row_is_not_right(monkeypatch: pytest.Monke
 
 @torch.no_grad()
 @pytest.mark.parametrize("public", sorted({False, fp8._TRACES_PUBLIC_PRODUCT}))
-def test_the_product_is_that_of_codes_and_scales_and_is_traced_whole(
-    public: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_are_of_codes_and_scales_and_traced_whole(public: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8, "_TRACES_PUBLIC_PRODUCT", public)
     torch.manual_seed(0)
     (codes, scales), (weight, weight_scales) = (quantize_rows(torch.randn(rows, 64), "") for rows in (32, 48))

@@ -96,15 +96,10 @@ def scale_ties() -> np.ndarray:
 
 
 CASES = {
-    "random": random(16, 96),
-    "large": random(4, 32) * F32(1e30),
-    "small": random(4, 32) * F32(1e-30),
-    "outliers": outliers(),
-    "tiny_blocks": tiny_blocks(),
-    "zeros": np.zeros((3, 32), F32),
+    **{"random": random(16, 96), "large": random(4, 32) * F32(1e30), "small": random(4, 32) * F32(1e-30)},
+    **{"outliers": outliers(), "tiny_blocks": tiny_blocks(), "zeros": np.zeros((3, 32), F32)},
     "some_zero_blocks": random(4, 48) * np.repeat([1, 0, 1], 16).astype(F32),
-    "exact_ties": exact_ties(),
-    "scale_ties": scale_ties(),
+    **{"exact_ties": exact_ties(), "scale_ties": scale_ties()},
 }
 
 

@@ -61,9 +61,8 @@ def obstacle_at(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) ->
 
 
 def test_a_cpu_emulates_and_says_why() -> None:
-    assert probe("nvfp4", CPU).how == (
-        "rounded to NVFP4, multiplied in float32: only a Blackwell GPU has NVFP4 units, this is CPU"
-    )
+    how = "rounded to NVFP4, multiplied in float32: only a Blackwell GPU has NVFP4 units, this is CPU"
+    assert probe("nvfp4", CPU).how == how
     assert (numerics("nvfp4", CPU), fastest_precision(CPU)) == ("emulated", "bf16")
     model = nn.Sequential(nn.Linear(32, 32))
     apply_policy(model, LayerPolicy(("0",)))

@@ -113,9 +113,8 @@ def _groups(client: httpx.Client) -> list[dict[str, Any]]:
 
 def _bf16_scores(client: httpx.Client) -> list[list[float]]:
     """Scores of the base at BF16."""
-    groups = _explore(
-        client, adapter=None, candidates={"count": 8, "seed_root": SEED}, plan={"steps": 10, "precision": "bf16"}
-    )
+    more = {"candidates": {"count": 8, "seed_root": SEED}, "plan": {"steps": 10, "precision": "bf16"}}
+    groups = _explore(client, adapter=None, **more)
     return [group["scores"] for group in groups]
 
 

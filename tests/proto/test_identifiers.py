@@ -36,11 +36,8 @@ def test_what_patterns_take_and_refuse(kinds: Any, good: Any, bad: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("mini-sana", "mini-sana"),
-        ("black-forest-labs/FLUX.1-dev", "flux.1-dev"),
-        ("/models/My Model/", "my-model"),
-        ("./runs/_best_", "best"),
-        ("///", "model"),
+        *(("mini-sana", "mini-sana"), ("black-forest-labs/FLUX.1-dev", "flux.1-dev")),
+        *(("/models/My Model/", "my-model"), ("./runs/_best_", "best"), ("///", "model")),
         ("/files/FLUX1-dev.safetensors+/models/FLUX.1-dev", "flux1-dev"),
         ("FLUX.1-dev/flux1-dev.safetensors", "flux1-dev"),
         ("x" * 99, "x" * 64),

@@ -52,9 +52,7 @@ TWO_WAYS = "give either count and seed_root, or seeds"
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, TWO_WAYS),
-        ({"count": 4}, TWO_WAYS),
-        ({"seed_root": 7}, TWO_WAYS),
+        *((fields, TWO_WAYS) for fields in ({}, {"count": 4}, {"seed_root": 7})),
         ({"count": 4, "seed_root": 7, "seeds": ((1,),)}, TWO_WAYS),
         ({"count": 4, "seeds": ((1,),)}, TWO_WAYS),
         ({"seed_root": 7, "seeds": ((1,),)}, TWO_WAYS),

@@ -28,12 +28,7 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from tests.support.adapters import random_adapter
 
 SHAPE = (3, 4, 4)
-REWARD = "tests.services.fake_backend:brightness"
-
-
-def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
-    """Mean of an image's pixels."""
-    return images.mean((1, 2, 3))
+REWARD = "tests.services.served_rewards:brightness"
 
 
 class FakeBackend:

@@ -336,8 +336,7 @@ class DiffusionEngine:
 
 
 SURFACE: dict[str, tuple[Any, ...]] = {
-    "vllm.lora.request": (LoRARequest,),
-    "vllm.model_executor.layers.linear": (UnquantizedLinearMethod,),
+    **{"vllm.lora.request": (LoRARequest,), "vllm.model_executor.layers.linear": (UnquantizedLinearMethod,)},
     "vllm.model_executor.models.utils": (AutoWeightsLoader,),
     "vllm_omni.diffusion.attention.layer": (Attention,),
     "vllm_omni.diffusion.data": (DiffusionOutput, OmniDiffusionConfig),
@@ -345,8 +344,7 @@ SURFACE: dict[str, tuple[Any, ...]] = {
     "vllm_omni.diffusion.distributed.utils": (get_local_device,),
     "vllm_omni.diffusion.model_loader.diffusers_loader": (DiffusersPipelineLoader,),
     "vllm_omni.diffusion.models.flux.flux_transformer": (FluxTransformer2DModel,),
-    "vllm_omni.diffusion.request": (OmniDiffusionRequest,),
-    "vllm_omni.diffusion.sched": (StepScheduler,),
+    **{"vllm_omni.diffusion.request": (OmniDiffusionRequest,), "vllm_omni.diffusion.sched": (StepScheduler,)},
     "vllm_omni.diffusion.sched.interface": (DiffusionRequestStatus,),
     "vllm_omni.diffusion.utils.tf_utils": (get_transformer_config_kwargs,),
     "vllm_omni.diffusion.worker.diffusion_worker": (CustomPipelineWorkerExtension,),

@@ -63,16 +63,10 @@ def report(iteration: int, mean: float = 0.5, **more: Any) -> IterationReport:
     spread = {"mean": mean, "best": mean + 0.1, "worst": mean - 0.1}
     return IterationReport.model_validate(
         {
-            "iteration": iteration,
-            "version": iteration + 1,
-            "explored_version": iteration,
-            "score": spread,
-            "proxy_mean": mean - 0.05,
-            "loss": 0.9,
-            "rewards": {"clipscore": spread},
+            **{"iteration": iteration, "version": iteration + 1, "explored_version": iteration, "planned": 10},
+            **{"score": spread, "proxy_mean": mean - 0.05, "loss": 0.9, "rewards": {"clipscore": spread}},
             "seconds": {"explore": 2.0, "wait": 0.5, "regenerate": 1.0, "train": 3.0, "push": 0.1},
             "scoring": SCORING,
-            "planned": 10,
             **more,
         }
     )

@@ -201,21 +201,11 @@ ANSWERS = {
     for mode, kind in PROBLEMS.items()
 }
 FAULTS = {
-    "slow": "gave no answer",
-    "dripping": "gave no answer",
-    "cut": "gave no answer",
-    "nan": "gave nan for image 1",
-    "infinite": "gave inf for image 0",
-    "short": "gave 1 scores for 2 images",
-    "long": "gave 3 scores for 2 images",
-    "digest": "has the digest sha256:",
-    "garbage": "Unexpected answer",
-    "huge": "a document of more than",
-    "packed": "Content-Encoding",
-    "elsewhere": "answered 307",
-    "busy": "answered 429",
-    "locked": "SOLRL_REWARD_TOKEN",
-    "broken": "answered 500",
+    **dict.fromkeys(("slow", "dripping", "cut"), "gave no answer"),
+    **{"nan": "gave nan for image 1", "infinite": "gave inf for image 0", "digest": "has the digest sha256:"},
+    **{"short": "gave 1 scores for 2 images", "long": "gave 3 scores for 2 images", "packed": "Content-Encoding"},
+    **{"garbage": "Unexpected answer", "huge": "a document of more than", "elsewhere": "answered 307"},
+    **{"busy": "answered 429", "locked": "SOLRL_REWARD_TOKEN", "broken": "answered 500"},
 }
 """Modes of `Misbehaving`, and what a client says of each."""
 

@@ -49,9 +49,7 @@ def ask(service: RunningService, reward: str, want: str = "1") -> httpx.Response
     return service.client.post("/v1/rollouts", json=request)
 
 
-def test_the_lag_counts_versions_pushed_to_other_replicas(
-    frail: RunningService, redis_server: RedisServer, layout: Layout
-) -> None:
+def test_the_lag_counts_other_replicas_pushes(frail: RunningService, redis_server: RedisServer, layout: Layout) -> None:
     async def push_past_it() -> None:
         replica = RedisRunStore(redis_server.url)
         await replica.put("local", *adapter(5, 1, run="kept", model="mini-sana"))
@@ -81,9 +79,7 @@ def test_a_failing_group_ends_the_stream_after_the_groups_before_it(frail: Runni
     assert last["problem"]["where"] == "prompts.p1"
 
 
-def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
-    frail: RunningService, redis_server: RedisServer
-) -> None:
+def test_without_redis_the_base_is_served_and_readiness_ends(frail: RunningService, redis_server: RedisServer) -> None:
     assert frail.client.get("/health/ready").status_code == 200
     redis_server.kill()
     response = frail.client.get("/health/ready")

@@ -129,13 +129,9 @@ class Page:
 
     def faults(self) -> list[str]:
         """Script errors and violations of the content security policy; HTTP errors do not count."""
-        thrown = [
-            one["exceptionDetails"]["exception"]["description"] for one in self.happened("Runtime.exceptionThrown")
-        ]
+        thrown = [e["exceptionDetails"]["exception"]["description"] for e in self.happened("Runtime.exceptionThrown")]
         logged = [one["entry"] for one in self.happened("Log.entryAdded")]
-        return thrown + [
-            entry["text"] for entry in logged if entry["level"] == "error" and entry["source"] != "network"
-        ]
+        return thrown + [one["text"] for one in logged if one["level"] == "error" and one["source"] != "network"]
 
 
 @contextmanager

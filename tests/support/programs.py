@@ -106,15 +106,9 @@ def _as_ranks(size: int, port: int, target: Callable[..., None], *arguments: Any
 
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=size,
-        run_id="ranks",
-        max_restarts=0,
-        start_method="fork",
-        rdzv_backend="static",
+        **{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": size, "run_id": "ranks", "max_restarts": 0},
+        **{"start_method": "fork", "rdzv_backend": "static", "rdzv_configs": {"rank": 0}},
         rdzv_endpoint=f"127.0.0.1:{port}",
-        rdzv_configs={"rank": 0},
     )
     elastic_launch(config, _as_rank)(target, *arguments)
 

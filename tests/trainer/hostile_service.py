@@ -92,9 +92,7 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
     served |= request.model_dump(mode="json", include={"model", "adapter", "plan"})
     lines: list[dict[str, Any]] = [{"kind": "start", "served": served}]
     for prompt, seeds in request.groups():
-        rewards = {
-            spec.name: [(seed % 1009) / 1009 + place for seed in seeds] for place, spec in enumerate(request.rewards)
-        }
+        rewards = {spec.name: [(seed % 1009) / 1009 + at for seed in seeds] for at, spec in enumerate(request.rewards)}
         weights = {spec.name: spec.weight for spec in request.rewards}
         scores = [sum(weights[name] * values[i] for name, values in rewards.items()) for i in range(len(seeds))]
         group = {"kind": "group", "prompt_id": prompt.id, "seeds": seeds, "scores": scores, "rewards": rewards}

@@ -114,9 +114,7 @@ class Run:
         return read_metrics(self.config.output / "metrics.jsonl")
 
     def adapter_digest(self, version: int) -> str:
-        return adapter_digest(
-            (self.config.output / "checkpoints" / f"{version:06d}" / "adapter.safetensors").read_bytes()
-        )
+        return adapter_digest((self.config.output / f"checkpoints/{version:06d}/adapter.safetensors").read_bytes())
 
 
 def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None = None, resume: bool = False) -> Run:

@@ -47,16 +47,9 @@ def result_of_sum(prompts: int) -> dict[str, Any]:
 def iteration_record(iteration: int) -> IterationRecord:
     score = Spread(mean=0.232, best=0.272 + 0.001 * iteration, worst=0.192 + 0.002 * iteration)
     return IterationRecord(
-        iteration=iteration,
-        explored_version=iteration,
-        precision="nvfp4",
-        numerics="emulated",
-        proxy_mean=0.235 + 0.001 * iteration,
-        spearman=0.873 if iteration == 0 else None,
-        score=score,
-        without_spread=0.25,
-        rewards={"clipscore": score},
-        shares={"clipscore": 1.0},
+        **{"iteration": iteration, "explored_version": iteration, "precision": "nvfp4", "numerics": "emulated"},
+        **{"score": score, "without_spread": 0.25, "rewards": {"clipscore": score}, "shares": {"clipscore": 1.0}},
+        **{"proxy_mean": 0.235 + 0.001 * iteration, "spearman": 0.873 if iteration == 0 else None},
         digest=f"sha256:{iteration:064x}",
         update=UpdateFigures(loss=0.11 - 0.001 * iteration, grad_norm=0.4, grad_norm_max=0.9, figures={}),
         seconds={"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0, "push": 0.1},

@@ -77,14 +77,8 @@ def test_the_pages_say_how_long_it_takes() -> None:
 def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 4)
     shown: list[tuple[float, float]] = []
-    summary = calibrate(
-        small(),
-        tmp_path,
-        prompts=2,
-        minimum=0.3,
-        limits=PlanSet(steps=(4,), schedules=SCHEDULES[:1]),
-        progress=lambda done, total: shown.append((done, total)),
-    )
+    more: Any = {"limits": PlanSet(steps=(4,), schedules=SCHEDULES[:1]), "progress": lambda *done: shown.append(done)}
+    summary = calibrate(small(), tmp_path, prompts=2, minimum=0.3, **more)
     # The beginning, the true scores of each prompt and the fit; then, to warm up and for each prompt, 1 step, 4 steps
     # and 4 fitted steps, at 2 precisions.
     assert len(shown) == 1 + 2 + 1 + 3 * 3 * 2
@@ -139,9 +133,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
 
 
-def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_is_bound_to_the_model_and_settings_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
     config = small("explore.precision=bf16")
     # No plan is chosen if none is good enough.

@@ -93,9 +93,7 @@ def test_a_second_demo_says_what_to_do_and_keeps_the_first(tmp_path: Path, files
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", ".lock", *files}
 
 
-def test_without_its_packages_the_demo_says_how_to_install_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_packages_the_demo_says_how_to_install_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'solrl[ocr]'" in refused(main, "demo", "--output", str(tmp_path / "run"))
 

@@ -205,9 +205,7 @@ class FakeHub(FastAPI):
         return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{url}{self.created[0]}/commit/{'0' * 40}"}
 
 
-def test_weights_and_card_are_pushed_to_the_hub(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_card_are_pushed_to_a_hub(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub")
     hub = FakeHub(token="hf_right")
     with serving(hub) as url:

@@ -115,12 +115,9 @@ def test_every_phase_is_planned_at_the_precision_it_runs_at(bare: PipelineBackbo
 
 
 PLAN = RunMemory(
-    weights={"transformer": 100 * MIB, "generator": 20 * MIB},
-    sharded={"transformer": 30 * MIB, "generator": 5 * MIB},
-    gathered=4 * MIB,
-    encoders={"text_encoder": 40 * MIB},
-    rewards={"known": 30 * MIB, "unknown": None},
-    iteration={"samples": 10 * MIB},
+    **{"weights": {"transformer": 100 * MIB, "generator": 20 * MIB}, "encoders": {"text_encoder": 40 * MIB}},
+    **{"sharded": {"transformer": 30 * MIB, "generator": 5 * MIB}, "gathered": 4 * MIB},
+    **{"rewards": {"known": 30 * MIB, "unknown": None}, "iteration": {"samples": 10 * MIB}},
     generation={"encode": 3 * MIB, "denoise, bf16": 12 * MIB, "decode": 25 * MIB},
     training=TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB),
     settings=LayoutSettings(sharded=False, offloaded=False, checkpointed=None),

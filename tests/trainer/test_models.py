@@ -15,7 +15,7 @@ def weights(generator: Generator) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in generator.transformer.state_dict().items()}
 
 
-def test_generators_have_the_behaviour_policy_again_after_serving_and_share_unadapted_weights(
+def test_generators_have_the_behaviour_policy_after_serving_and_share_unadapted_weights(
     backbone: Backbone,
 ) -> None:
     models = Models.build(backbone, tiny_config("rollout_url=null", "explore.precision=nvfp4"))
@@ -59,9 +59,7 @@ def test_a_sharded_base_is_never_placed_whole(
 ) -> None:
     placed: list[torch.nn.Module] = []
     monkeypatch.setattr(models_module, "place", lambda transformer, device: placed.append(transformer))
-    monkeypatch.setattr(
-        models_module, "find_layout", lambda *_: MemoryLayout(sharded=True, offloaded=False, checkpointed=0)
-    )
+    monkeypatch.setattr(models_module, "find_layout", lambda *_: MemoryLayout(True, False, 0))
     monkeypatch.setattr(models_module, "shard_base", lambda backbone, generator, others, policy, world: world)
     models = Models.build(backbone, tiny_config("rollout_url=null", f"explore.precision={precision}"))
     assert placed == [models.explorer.transformer for _ in whole]

@@ -218,13 +218,9 @@ def test_a_model_is_requested_by_the_services_name_for_it() -> None:
 
 def test_a_service_explores_one_version_behind_unless_told_otherwise() -> None:
     cases: list[tuple[list[str], int, str]] = [
-        ([], 0, "rollout_url"),
-        (["regenerate.at=none"], 0, "rollout_url"),
-        ([SERVED, "rollout_url=null"], 0, "rollout_url"),
-        ([SERVED], 1, "rollout_url"),
-        ([SERVED, "explore.lag=null"], 1, "rollout_url"),
-        ([SERVED, "explore.lag=0"], 0, "--set"),
-        ([SERVED, "explore.lag=2"], 2, "--set"),
+        *((local, 0, "rollout_url") for local in ([], ["regenerate.at=none"], [SERVED, "rollout_url=null"])),
+        *(([SERVED], 1, "rollout_url"), ([SERVED, "explore.lag=null"], 1, "rollout_url")),
+        *(([SERVED, f"explore.lag={lag}"], lag, "--set") for lag in (0, 2)),
     ]
     for overrides, lag, why in cases:
         found = resolve(PRESET, overrides=overrides)
@@ -264,8 +260,7 @@ TWO = ["explore.steps=2", "regenerate.steps=2"]
 @pytest.mark.parametrize(
     ("preset", "overrides", "said"),
     [
-        (PRESET, ["explore.steps"], "expected key=value"),
-        (PRESET, ["explore.steps=["], "explore.steps"),
+        *((PRESET, ["explore.steps"], "expected key=value"), (PRESET, ["explore.steps=["], "explore.steps")),
         (PRESET, ["steps=3"], "'explore.steps'.*'regenerate.steps'|'regenerate.steps'.*'explore.steps'"),
         (PRESET, ["rewards={clipscore: 0}"], "every reward has weight 0"),
         (PRESET, ["explore.candidates=12", "explore.keep=24"], "keep.*12"),

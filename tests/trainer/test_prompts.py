@@ -30,9 +30,8 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def test_text_files_have_one_prompt_per_line(tmp_path: Path) -> None:
-    items = read_prompts(
-        written(tmp_path, "train.txt", "a red circle\n\n  ein größer Würfel \na red circle\nlast"), "train"
-    )
+    lines = "a red circle\n\n  ein größer Würfel \na red circle\nlast"
+    items = read_prompts(written(tmp_path, "train.txt", lines), "train")
     assert [item.text for item in items] == ["a red circle", "ein größer Würfel", "last"]
     assert all(item.metadata == {} for item in items)
     row = json.dumps({"prompt": "a\u2028b\u2029c\x85d"}, ensure_ascii=False)
@@ -94,14 +93,9 @@ def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "not json",
-        '{"text": "no prompt"}',
-        '["a list"]',
-        '{"prompt": ""}',
-        '{"prompt": ["a", "b"]}',
-        '{"prompt": 5}',
+        *("not json", '{"text": "no prompt"}', '["a list"]'),
+        *('{"prompt": ""}', '{"prompt": ["a", "b"]}', '{"prompt": 5}', '{"prompt": "\\ud800"}'),
         '{"prompt": "one", "prompt": "two"}',
-        '{"prompt": "\\ud800"}',
         '{"prompt": "two", "negative_prompt": "blurred"}',
         '{"prompt": "two", "neg_prompt": "blurred"}',
     ],
@@ -186,16 +180,11 @@ def test_a_sample_stands_for_a_file_that_is_sorted_by_tag(tmp_path: Path) -> Non
         samples.append([item.text for item in whole.sample(20)])
         assert [item.text for item in whole.sample(120)] == [row["prompt"] for row in order], "all keep their order"
     assert samples[0] == samples[1]
-    assert Counter(text.split()[0] for text in samples[0]) == {
-        "color": 10,
-        "counting": 5,
-        "position": 4,
-        "two_object": 1,
-    }
+    tags = Counter(text.split()[0] for text in samples[0])
+    assert tags == {"color": 10, "counting": 5, "position": 4, "two_object": 1}
     assert [item.text for item in whole.sample(4)] == samples[0][:4]
-    assert whole.covered(4) == (
-        "4 of 120 by digest; tag: color 2 of 60, counting 1 of 30, position 1 of 24, two_object 0 of 6"
-    )
+    shares = "color 2 of 60, counting 1 of 30, position 1 of 24, two_object 0 of 6"
+    assert whole.covered(4) == f"4 of 120 by digest; tag: {shares}"
     assert whole.covered(999) == ""
 
 

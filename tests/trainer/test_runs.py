@@ -19,9 +19,8 @@ from tests.support.typed import accepted, refused, typed
 def first(small_service: RunningService, loaded: Backbone) -> Iterator[str]:
     layout = adapter_layout(loaded.transformer, loaded.lora_targets)
     for version in (0, 1):
-        stored = small_service.push(
-            "first", version, adapter_file(layout, version), parent=version - 1 if version else None
-        )
+        parent = version - 1 if version else None
+        stored = small_service.push("first", version, adapter_file(layout, version), parent=parent)
         stored.raise_for_status()
     yield "first"
     small_service.client.delete("/v1/runs/first")

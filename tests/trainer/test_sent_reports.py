@@ -56,14 +56,10 @@ def evaluation(version: int) -> HeldOutRecord:
 def brought(service: HostileService) -> list[tuple[int, bool, list[int]]]:
     """Iteration of each report, whether it has settings, and the versions of its evaluations."""
     bodies: list[dict[str, Any]] = [json.loads(body) for body in service.bodies if body]
-    return [
-        (body["iteration"], "settings" in body, [one["version"] for one in body.get("held_out", ())]) for body in bodies
-    ]
+    return [(one["iteration"], "settings" in one, [v["version"] for v in one.get("held_out", ())]) for one in bodies]
 
 
-def test_evaluations_and_settings_come_with_the_first_report_that_arrives(
-    service: HostileService, notes: list[str]
-) -> None:
+def test_evaluations_and_settings_come_with_the_first_that_arrives(service: HostileService, notes: list[str]) -> None:
     with reporting(service, [LOST, LOST, *[ARRIVED] * 4, LOST, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
         for iteration in range(4):
@@ -83,9 +79,7 @@ def test_evaluations_and_settings_come_with_the_first_report_that_arrives(
     assert note.startswith(f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}")
 
 
-def test_a_refused_report_comes_again_without_settings_evaluations_and_samples(
-    service: HostileService, notes: list[str]
-) -> None:
+def test_refused_reports_return_without_settings_evaluations_samples(service: HostileService, notes: list[str]) -> None:
     pairs = compare_images(samples(), lambda *_: (torch.rand(2, 3, 8, 8), 0.0), prompts=1, per_end=1)
     with reporting(service, [REFUSED, ARRIVED, ARRIVED, REFUSED, ARRIVED, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
@@ -138,9 +132,8 @@ def test_wrong_pictures_of_a_service_end_no_run(
     model: Any = SimpleNamespace(height=8, width=8, frames=1)
     with RolloutClient(service.url, patience=0) as client:
         source = RunRequests(tiny_config(), client, model=model)
-        session: Any = SimpleNamespace(
-            models=None, adapters={0: b""}, world=Communicator(), config=tiny_config(), source=source
-        )
+        common = {"models": None, "adapters": {0: b""}, "source": source}
+        session: Any = SimpleNamespace(world=Communicator(), config=tiny_config(), **common)
         assert begin_comparisons(session, RunLog(), 0, samples())() is None
         assert fault in notes[-1], notes
         service.change_group = lambda line: line.update(images=[png(8), png(8)])

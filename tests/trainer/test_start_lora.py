@@ -72,9 +72,7 @@ def test_own_files_start_a_run(
     assert_same_changes(started(policy, flux, tmp_path), adapter)
 
 
-def test_an_alpha_of_diffusers_counts_and_other_layers_stay(
-    policy: Policy, flux: PipelineBackbone, tmp_path: Path
-) -> None:
+def test_diffusers_alpha_counts_and_other_layers_stay(policy: Policy, flux: PipelineBackbone, tmp_path: Path) -> None:
     adapter = random_adapter(flux, 3, 1.0, 3, 3.0)
     a, b = adapter.tensors[lora_a_key(TARGET)], adapter.tensors[lora_b_key(TARGET)]
     file = {
@@ -150,9 +148,7 @@ def test_settings_of_peft_that_are_not_understood_are_named(
         started(policy, flux, tmp_path)
 
 
-def test_the_layout_of_comfyui_may_name_its_factors_a_and_b(
-    policy: Policy, flux: PipelineBackbone, tmp_path: Path
-) -> None:
+def test_comfyui_s_layout_may_name_its_factors_a_and_b(policy: Policy, flux: PipelineBackbone, tmp_path: Path) -> None:
     adapter = random_adapter(flux, 3, 1.0, 4, 2.0)
     file = load(encode_in_layout(adapter, "flux", "comfyui"))
     file = {key.replace("lora_down", "lora_A").replace("lora_up", "lora_B"): tensor for key, tensor in file.items()}
@@ -234,16 +230,11 @@ def test_one_line_says_what_was_read_and_by_which_alpha(
     torch.testing.assert_close(Adapter(4, 2.0, weights).delta(TARGET), torch.full((128, 128), 2.0 * scale))
 
 
-@pytest.mark.parametrize("metadata", ["{", "[1]"])
-def test_a_header_that_is_no_settings_is_named(
-    policy: Policy, flux: PipelineBackbone, tmp_path: Path, metadata: str
-) -> None:
-    save_file(pair(), tmp_path / "l.safetensors", {"lora_adapter_metadata": metadata})
-    with pytest.raises(ValueError, match=r"l\.safetensors .*of lora_adapter_metadata in its header"):
-        started(policy, flux, tmp_path / "l.safetensors")
-
-
 def test_what_is_no_lora_is_named(policy: Policy, flux: PipelineBackbone, tmp_path: Path) -> None:
+    for metadata in ("{", "[1]"):
+        save_file(pair(), tmp_path / "l.safetensors", {"lora_adapter_metadata": metadata})
+        with pytest.raises(ValueError, match=r"l\.safetensors .*of lora_adapter_metadata in its header"):
+            started(policy, flux, tmp_path / "l.safetensors")
     (tmp_path / "l.safetensors").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"l\.safetensors is no safetensors file"):
         started(policy, flux, tmp_path / "l.safetensors")

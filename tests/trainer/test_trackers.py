@@ -180,9 +180,7 @@ def test_a_missing_tracker_is_refused(tmp_path: Path, name: str, message: str, m
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])
-def test_a_hosted_tracker_takes_a_run_and_its_resume(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosted_trackers_take_a_run_and_its_resume(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec(name) is None:
         pytest.skip(f"the extra `{name}` is not installed")
     for variable in ("WANDB_MODE", "SWANLAB_MODE"):

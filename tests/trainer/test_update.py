@@ -125,9 +125,7 @@ def test_an_update_trains_every_sample_at_its_timesteps_with_noise_of_its_own(ba
 
 def test_the_batch_size_changes_only_the_rounding(loaded: Backbone) -> None:
     """Gradients are summed over the batches of a step, weighted by their shares."""
-    norms = {
-        size: trained(loaded, tiny_config("optimizer.updates=1", f"optimizer.batch={size}"))[1] for size in (5, 12)
-    }
+    norms = {n: trained(loaded, tiny_config("optimizer.updates=1", f"optimizer.batch={n}"))[1] for n in (5, 12)}
     assert norms[5].loss == pytest.approx(norms[12].loss, rel=1e-4)
     assert norms[5].grad_norm == pytest.approx(norms[12].grad_norm, rel=1e-3)
 
@@ -272,9 +270,7 @@ def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> Non
         *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in MINIATURES),
     ],
 )
-def test_equal_policies_share_a_pass_without_a_changed_bit(
-    device: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_policies_share_a_pass_and_change_no_bit(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results, passes = [], []
     for shared in (True, False):
         if not shared:

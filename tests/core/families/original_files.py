@@ -12,39 +12,29 @@ Weights = dict[str, torch.Tensor]
 COMFY = "model.diffusion_model."
 
 _EMBEDDERS = {
-    r"^time_text_embed\.timestep_embedder\.linear_1": "time_in.in_layer",
-    r"^time_text_embed\.timestep_embedder\.linear_2": "time_in.out_layer",
-    r"^time_text_embed\.text_embedder\.linear_1": "vector_in.in_layer",
-    r"^time_text_embed\.text_embedder\.linear_2": "vector_in.out_layer",
-    r"^time_text_embed\.guidance_embedder\.linear_1": "guidance_in.in_layer",
-    r"^time_text_embed\.guidance_embedder\.linear_2": "guidance_in.out_layer",
+    rf"^time_text_embed\.{old}_embedder\.linear_{number}": f"{new}_in.{layer}_layer"
+    for old, new in (("timestep", "time"), ("text", "vector"), ("guidance", "guidance"))
+    for number, layer in ((1, "in"), (2, "out"))
 }
 _FLUX = _EMBEDDERS | {
-    r"^context_embedder": "txt_in",
-    r"^x_embedder": "img_in",
-    r"^proj_out": "final_layer.linear",
+    **{r"^context_embedder": "txt_in", r"^x_embedder": "img_in", r"^proj_out": "final_layer.linear"},
     r"^norm_out\.linear": "final_layer.adaLN_modulation.1",
     r"^single_transformer_blocks\.(\d+)\.norm\.linear": r"single_blocks.\1.modulation.lin",
     r"^single_transformer_blocks\.(\d+)\.attn\.norm_q\.weight": r"single_blocks.\1.norm.query_norm.scale",
     r"^single_transformer_blocks\.(\d+)\.attn\.norm_k\.weight": r"single_blocks.\1.norm.key_norm.scale",
     r"^single_transformer_blocks\.(\d+)\.proj_out": r"single_blocks.\1.linear2",
     r"^transformer_blocks\.": "double_blocks.",
-    r"\.norm1\.linear": ".img_mod.lin",
-    r"\.norm1_context\.linear": ".txt_mod.lin",
+    **{r"\.norm1\.linear": ".img_mod.lin", r"\.norm1_context\.linear": ".txt_mod.lin"},
     r"\.attn\.norm_q\.weight": ".img_attn.norm.query_norm.scale",
     r"\.attn\.norm_k\.weight": ".img_attn.norm.key_norm.scale",
     r"\.attn\.norm_added_q\.weight": ".txt_attn.norm.query_norm.scale",
     r"\.attn\.norm_added_k\.weight": ".txt_attn.norm.key_norm.scale",
-    r"\.attn\.to_out\.0": ".img_attn.proj",
-    r"\.attn\.to_add_out": ".txt_attn.proj",
-    r"\.ff\.net\.0\.proj": ".img_mlp.0",
-    r"\.ff\.net\.2": ".img_mlp.2",
-    r"\.ff_context\.net\.0\.proj": ".txt_mlp.0",
-    r"\.ff_context\.net\.2": ".txt_mlp.2",
+    **{r"\.attn\.to_out\.0": ".img_attn.proj", r"\.attn\.to_add_out": ".txt_attn.proj"},
+    **{r"\.ff\.net\.0\.proj": ".img_mlp.0", r"\.ff\.net\.2": ".img_mlp.2"},
+    **{r"\.ff_context\.net\.0\.proj": ".txt_mlp.0", r"\.ff_context\.net\.2": ".txt_mlp.2"},
 }
 _SD3 = {
-    r"^pos_embed\.pos_embed": "pos_embed",
-    r"^pos_embed\.proj": "x_embedder.proj",
+    **{r"^pos_embed\.pos_embed": "pos_embed", r"^pos_embed\.proj": "x_embedder.proj"},
     r"^time_text_embed\.timestep_embedder\.linear_1": "t_embedder.mlp.0",
     r"^time_text_embed\.timestep_embedder\.linear_2": "t_embedder.mlp.2",
     r"^time_text_embed\.text_embedder\.linear_1": "y_embedder.mlp.0",
@@ -54,20 +44,15 @@ _SD3 = {
     r"^transformer_blocks\.": "joint_blocks.",
     r"\.norm1\.linear": ".x_block.adaLN_modulation.1",
     r"\.norm1_context\.linear": ".context_block.adaLN_modulation.1",
-    r"\.attn\.norm_added_q": ".context_block.attn.ln_q",
-    r"\.attn\.norm_added_k": ".context_block.attn.ln_k",
-    r"\.(attn2?)\.norm_q": r".x_block.\1.ln_q",
-    r"\.(attn2?)\.norm_k": r".x_block.\1.ln_k",
+    r"\.attn\.norm_added_([qk])": r".context_block.attn.ln_\1",
+    r"\.(attn2?)\.norm_([qk])": r".x_block.\1.ln_\2",
     r"\.(attn2?)\.to_out\.0": r".x_block.\1.proj",
     r"\.attn\.to_add_out": ".context_block.attn.proj",
-    r"\.ff\.net\.0\.proj": ".x_block.mlp.fc1",
-    r"\.ff\.net\.2": ".x_block.mlp.fc2",
-    r"\.ff_context\.net\.0\.proj": ".context_block.mlp.fc1",
-    r"\.ff_context\.net\.2": ".context_block.mlp.fc2",
+    **{r"\.ff\.net\.0\.proj": ".x_block.mlp.fc1", r"\.ff\.net\.2": ".x_block.mlp.fc2"},
+    **{rf"\.ff_context\.net\.{old}": f".context_block.mlp.{new}" for old, new in ((r"0\.proj", "fc1"), ("2", "fc2"))},
 }
 _FLUX2 = {
-    r"^x_embedder": "img_in",
-    r"^context_embedder": "txt_in",
+    **{r"^x_embedder": "img_in", r"^context_embedder": "txt_in"},
     r"^time_guidance_embed\.timestep_embedder\.linear_1": "time_in.in_layer",
     r"^time_guidance_embed\.timestep_embedder\.linear_2": "time_in.out_layer",
     r"_modulation(\w*)\.linear": r"_modulation\1.lin",
@@ -77,10 +62,8 @@ _FLUX2 = {
     r"^single_transformer_blocks\.(\d+)\.attn\.norm_k\.weight": r"single_blocks.\1.norm.key_norm.scale",
     r"^single_transformer_blocks\.(\d+)\.attn\.to_qkv_mlp_proj": r"single_blocks.\1.linear1",
     r"^single_transformer_blocks\.(\d+)\.attn\.to_out": r"single_blocks.\1.linear2",
-    r"\.ff\.linear_in": ".img_mlp.0",
-    r"\.ff\.linear_out": ".img_mlp.2",
-    r"\.ff_context\.linear_in": ".txt_mlp.0",
-    r"\.ff_context\.linear_out": ".txt_mlp.2",
+    **{r"\.ff\.linear_in": ".img_mlp.0", r"\.ff\.linear_out": ".img_mlp.2"},
+    **{r"\.ff_context\.linear_in": ".txt_mlp.0", r"\.ff_context\.linear_out": ".txt_mlp.2"},
 } | {pattern: new for pattern, new in _FLUX.items() if pattern.startswith((r"^transformer_blocks", r"\.attn"))}
 _Z_IMAGE = {
     r"^all_final_layer\.2-1": "final_layer",
@@ -95,12 +78,10 @@ _SANA = {
     r"^time_embed\.emb\.timestep_embedder\.linear_1": "t_embedder.mlp.0",
     r"^time_embed\.emb\.timestep_embedder\.linear_2": "t_embedder.mlp.2",
     r"^time_embed\.linear": "t_block.1",
-    r"^proj_out": "final_layer.linear",
-    r"^scale_shift_table": "final_layer.scale_shift_table",
+    **{r"^proj_out": "final_layer.linear", r"^scale_shift_table": "final_layer.scale_shift_table"},
     r"^transformer_blocks": "blocks",
-    r"\.attn1\.to_out\.0": ".attn.proj",
+    **{r"\.attn1\.to_out\.0": ".attn.proj", r"\.attn2\.to_out\.0": ".cross_attn.proj"},
     r"\.attn2\.to_q": ".cross_attn.q_linear",
-    r"\.attn2\.to_out\.0": ".cross_attn.proj",
     r"\.ff\.conv_(\w+)": r".mlp.\1_conv.conv",
 }
 _VAE = {
@@ -108,14 +89,9 @@ _VAE = {
     r"\.down_blocks\.(\d)\.downsamplers\.0": r".down.\1.downsample",
     r"\.up_blocks\.(\d)\.resnets\.": r".up.\1.block.",
     r"\.up_blocks\.(\d)\.upsamplers\.0": r".up.\1.upsample",
-    r"\.mid_block\.resnets\.0": ".mid.block_1",
-    r"\.mid_block\.resnets\.1": ".mid.block_2",
-    r"\.mid_block\.attentions\.0": ".mid.attn_1",
-    r"\.group_norm": ".norm",
-    r"\.to_out\.0": ".proj_out",
-    r"\.to_([qkv])\.": r".\1.",
-    r"\.conv_shortcut": ".nin_shortcut",
-    r"\.conv_norm_out": ".norm_out",
+    **{rf"\.mid_block\.resnets\.{i}": f".mid.block_{i + 1}" for i in (0, 1)},
+    **{r"\.mid_block\.attentions\.0": ".mid.attn_1", r"\.group_norm": ".norm", r"\.to_out\.0": ".proj_out"},
+    **{r"\.to_([qkv])\.": r".\1.", r"\.conv_shortcut": ".nin_shortcut", r"\.conv_norm_out": ".norm_out"},
 }
 
 

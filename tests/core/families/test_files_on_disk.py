@@ -78,9 +78,8 @@ def test_files_of_the_authors_in_the_models_folder_need_no_other_name(folder: Pa
 
 
 def test_an_all_in_one_file_gives_what_it_has(tmp_path: Path, folder: Path) -> None:
-    weights = mini_sd3(original.COMFY) | original.prefixed(
-        original.vae(original.read(MINI_SD3, "vae")), "first_stage_model."
-    )
+    vae = original.vae(original.read(MINI_SD3, "vae"))
+    weights = mini_sd3(original.COMFY) | original.prefixed(vae, "first_stage_model.")
     for encoder, part in {"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5xxl": "text_encoder_3"}.items():
         weights |= original.prefixed(original.read(MINI_SD3, part), f"text_encoders.{encoder}.transformer.")
         weights[f"text_encoders.{encoder}.logit_scale"] = torch.ones(())

@@ -43,14 +43,9 @@ def test_every_layer_that_lora_adapts_has_a_name(tiny: Tiny) -> None:
 
 
 COMFYUI_SD3 = {
-    "to_q": ("x_block.attn.qkv", slice(0, 8)),
-    "to_k": ("x_block.attn.qkv", slice(8, 16)),
-    "to_v": ("x_block.attn.qkv", slice(16, 24)),
-    "to_out.0": ("x_block.attn.proj", slice(0, 8)),
-    "add_q_proj": ("context_block.attn.qkv", slice(0, 8)),
-    "add_k_proj": ("context_block.attn.qkv", slice(8, 16)),
-    "add_v_proj": ("context_block.attn.qkv", slice(16, 24)),
-    "to_add_out": ("context_block.attn.proj", slice(0, 8)),
+    **{f"to_{c}": ("x_block.attn.qkv", slice(8 * i, 8 * i + 8)) for i, c in enumerate("qkv")},
+    **{f"add_{c}_proj": ("context_block.attn.qkv", slice(8 * i, 8 * i + 8)) for i, c in enumerate("qkv")},
+    **{"to_out.0": ("x_block.attn.proj", slice(0, 8)), "to_add_out": ("context_block.attn.proj", slice(0, 8))},
 }
 """Our layer of a block → ComfyUI's and its rows, as `mmdit_to_diffusers`; diffusers reads the other families' files."""
 

@@ -70,9 +70,7 @@ def test_the_oldest_diffusers_gives_the_same_images_and_noise_levels_and_imports
     found = subprocess.check_output([sys.executable, "-c", _VERSION], env=environment, text=True).strip()
     assert found.startswith(f"{oldest}."), "`make test` installs it"
     assert found != version("diffusers")
-    files = [
-        str(Path(__file__).with_name(name)) for name in ("test_schedule.py", "test_parity.py", "test_named_parts.py")
-    ]
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("schedule", "parity", "named_parts")]
     # Before 0.39, Z-Image's pipeline took noise levels of its own.
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not z-image", *files]
     run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

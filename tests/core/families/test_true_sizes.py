@@ -71,18 +71,14 @@ PUBLISHED = {
             within(SINGLE, ("proj_mlp", "proj_out", *within("attn", PROJECTIONS))): 38,
         },
         shares=(0.9996, 0.9996),
-        adapted=within("attn", ATTENTION),
-        adapters=19 * 4 + 38 * 3,
+        **{"adapted": within("attn", ATTENTION), "adapters": 19 * 4 + 38 * 3},
     ),
     # Attention is 2432 wide, which the paper's list keeps; the last block has no text output.
     "sd3": Published(
-        tiny="sd3/3.5",
-        size=1024,
-        tokens=128,
+        **{"tiny": "sd3/3.5", "size": 1024, "tokens": 128},
         quantised={within(DOUBLE, within("ff", FEED_FORWARD)): 38},
         shares=(0.635, 0.9998),
-        adapted=within("attn", JOINT),
-        adapters=38 * 8 - 1,
+        **{"adapted": within("attn", JOINT), "adapters": 38 * 8 - 1},
     ),
     # The second attention of 13 blocks is kept as the first is, and adapted no more than DiffusionNFT and Flow-GRPO do.
     "sd3-medium": Published(
@@ -90,14 +86,11 @@ PUBLISHED = {
         tokens=128,
         quantised={within(DOUBLE, within("ff", FEED_FORWARD)): 24},
         shares=(0.485, 0.999),
-        adapted=within("attn", JOINT),
-        adapters=24 * 8 - 1,
+        **{"adapted": within("attn", JOINT), "adapters": 24 * 8 - 1},
     ),
     # Of the authors' larger layers, the list keeps attn.qkv and those of at most 2240 features.
     "sana": Published(
-        tiny="sana/mini",
-        size=1024,
-        tokens=300,
+        **{"tiny": "sana/mini", "size": 1024, "tokens": 300},
         quantised={within(DOUBLE, ("attn2.to_k", "attn2.to_v", "ff.conv_inverted", "ff.conv_point")): 20},
         shares=(0.574, 1.0),
         adapted=(*within("attn1", ATTENTION), *within("attn2", ATTENTION)),

@@ -26,16 +26,11 @@ from tests.core.families.tiny_pipelines import (
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "sana/mini": lambda folder: Path(locate("mini-sana")),
-    "sd3/3": partial(write_sd3, sd35=False),
-    "sd3/3.5": partial(write_sd3, sd35=True),
+    **{"sd3/3": partial(write_sd3, sd35=False), "sd3/3.5": partial(write_sd3, sd35=True)},
     "sd3/dynamic": partial(write_sd3, sd35=False, dynamic=True),
-    "flux/dev": partial(write_flux, dev=True),
-    "flux/schnell": partial(write_flux, dev=False),
-    "z-image/static": write_z_image,
-    "z-image/dynamic": partial(write_z_image, dynamic=True),
-    "qwen-image/base": write_qwen_image,
-    "flux2-klein/base": write_flux2_klein,
-    "wan/2.1": write_wan,
+    **{"flux/dev": partial(write_flux, dev=True), "flux/schnell": partial(write_flux, dev=False)},
+    **{"z-image/static": write_z_image, "z-image/dynamic": partial(write_z_image, dynamic=True)},
+    **{"qwen-image/base": write_qwen_image, "flux2-klein/base": write_flux2_klein, "wan/2.1": write_wan},
     "flux2-klein/distilled": partial(write_flux2_klein, distilled=True),
 }
 """Family and variant → writer of its folder; SANA's is the shipped one. A `dynamic` schedule depends on the size."""

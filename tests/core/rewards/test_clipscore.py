@@ -218,9 +218,7 @@ def test_missing_files_and_another_clip_are_refused(tmp_path: Path, monkeypatch:
         ("a red circle " * 7 + "a <|endoftext|> red", 1, "a red circle " * 7 + "a"),
     ],
 )
-def test_the_end_of_a_prompt_that_is_not_read_is_counted(
-    clipscore: ClipScore, text: str, unread: int, same_as: str
-) -> None:
+def test_the_unread_end_of_a_prompt_is_counted(clipscore: ClipScore, text: str, unread: int, same_as: str) -> None:
     assert clipscore.unread_tokens(text) == unread
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     scores = [clipscore(images, [one] * 2, [{}] * 2) for one in (text, same_as)]

@@ -35,13 +35,8 @@ A_DOG = {"class": "dog", "count": 1}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A detector of random weights, which finds something everywhere."""
     config = YolosConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=[32, 32],
-        patch_size=8,
-        num_detection_tokens=6,
+        **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+        **{"image_size": [32, 32], "patch_size": 8, "num_detection_tokens": 6},
         id2label=dict(enumerate(NAMES)),
         label2id={name: at for at, name in enumerate(NAMES)},
     )

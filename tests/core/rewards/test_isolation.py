@@ -20,9 +20,8 @@ def images_of(count: int = 2) -> torch.Tensor:
 
 
 def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    return images.mean((1, 2, 3)) + torch.tensor(
-        [len(prompt) + len(one) for prompt, one in zip(prompts, metadata, strict=True)]
-    )
+    lengths = [len(prompt) + len(one) for prompt, one in zip(prompts, metadata, strict=True)]
+    return images.mean((1, 2, 3)) + torch.tensor(lengths)
 
 
 def test_what_a_reward_writes_reaches_no_other_reward_and_not_the_caller() -> None:
@@ -95,9 +94,7 @@ class ChangesEveryState:
         return images.mean((1, 2, 3))
 
 
-def test_loading_and_calling_a_reward_changes_no_state_of_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_and_calling_a_reward_changes_no_process_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "changes_as_imported.py").write_text(f"from {__name__} import *\nchange_every_state()\nx = brightness")
     monkeypatch.syspath_prepend(tmp_path)
     before, name = every_state(), f"{__name__}:ChangesEveryState"

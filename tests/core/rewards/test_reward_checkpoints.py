@@ -150,12 +150,11 @@ def test_an_invalid_med_config_is_refused(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (HpsV2, {**HPSV2, "vision_heads": 3}, "vision_heads 3 for a width of 16"),
-        (HpsV2, {**HPSV2, "text_heads": 0}, "text_heads 0"),
-        (HpsV2, {**HPSV2, "dtype": "int8"}, "expected one of .*bfloat16"),
-        (HpsV2, {**HPSV2, "batch_size": 0}, "batch_size 0"),
-        (HpsV2, {**HPSV2, "model": CLIP}, "expected one of them"),
-        (HpsV2, {**HPSV2, "processor": CLIP}, "option `processor`"),
+        (HpsV2, HPSV2 | {"vision_heads": 3}, "vision_heads 3 for a width of 16"),
+        *((HpsV2, HPSV2 | {name: 0}, f"{name} 0") for name in ("text_heads", "batch_size")),
+        (HpsV2, HPSV2 | {"dtype": "int8"}, "expected one of .*bfloat16"),
+        (HpsV2, HPSV2 | {"model": CLIP}, "expected one of them"),
+        (HpsV2, HPSV2 | {"processor": CLIP}, "option `processor`"),
         (ImageReward, {**IMAGEREWARD, "vision_heads": 5}, "vision_heads 5 for a width of 16"),
         (ClipScore, {"model": CLIP, "dtype": "half"}, "got dtype 'half'"),
         (Aesthetic, {**AESTHETIC, "batch_size": 0}, "batch_size 0"),

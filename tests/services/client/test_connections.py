@@ -68,14 +68,11 @@ def test_a_request_to_this_machine_and_its_token_do_not_leave_by_a_proxy(
 
 def test_no_proxy_lists_hosts_addresses_and_networks(proxy: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     for exceptions, direct, through in (
-        ("10.2.3.4", "10.2.3.4", "10.2.3.5"),
-        ("fe80::1", "[fe80::1]:8100", "[fe80::2]"),
-        ("gpu.lab:8100", "GPU.lab:8100", "gpu.lab:8200"),
-        ("10.0.0.0/8", "10.2.3.4:8100", "11.2.3.4"),
+        *(("10.2.3.4", "10.2.3.4", "10.2.3.5"), ("10.0.0.0/8", "10.2.3.4:8100", "11.2.3.4")),
+        *(("fe80::1", "[fe80::1]:8100", "[fe80::2]"), ("gpu.lab:8100", "GPU.lab:8100", "gpu.lab:8200")),
         ("[fd00::1],[fd00:1::]:8100", "[fd00::1]", "[fd00:1::]:8200"),
         ("fd00::8100", "[fd00::8100]:8100", "[fd00::]:8100"),
-        ("10.1,*.corp", "gpu.corp", "192.168.10.1"),
-        ("a.corp.  B.corp", "c.b.corp", "b.corp.lab"),
+        *(("10.1,*.corp", "gpu.corp", "192.168.10.1"), ("a.corp.  B.corp", "c.b.corp", "b.corp.lab")),
         ("localhost,*", "10.2.3.4", None),
     ):
         monkeypatch.setenv("no_proxy", exceptions)
@@ -84,9 +81,7 @@ def test_no_proxy_lists_hosts_addresses_and_networks(proxy: Seen, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["socks5", "ftp"])
-def test_a_proxy_that_cannot_be_used_is_an_error_without_its_password(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_proxy_is_an_error_without_its_password(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("all_proxy", f"{kind}://me:secret@127.0.0.1:1")

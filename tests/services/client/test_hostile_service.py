@@ -180,9 +180,7 @@ def test_a_stream_without_only_its_end_line_is_complete(service: HostileService)
         lambda lines: [lines[0], *lines],
     ],
 )
-def test_a_stream_of_unexpected_lines_is_refused(
-    service: HostileService, lines: Callable[[list[bytes]], list[bytes]]
-) -> None:
+def test_unexpected_lines_are_refused(service: HostileService, lines: Callable[[list[bytes]], list[bytes]]) -> None:
     service.change_lines = lines
     assert refused(service).kind == "unexpected-answer"
     assert len(service.asked) == 1
@@ -216,9 +214,7 @@ def problem_body(**more: Any) -> bytes:
 def test_each_pause_and_the_end_of_a_wait_are_told(service: HostileService) -> None:
     gone, told = problem_body(type="urn:solrl:problem:draining", status=503), list[tuple[str, Wait | None]]()
     service.answers = [Answer(503, {}, (gone,)), Answer(503, {}, (gone,))]
-    with RolloutClient(
-        service.url, pause=0.01, patience=60, on_wait=lambda server, wait: told.append((server, wait))
-    ) as client:
+    with RolloutClient(service.url, pause=0.01, patience=60, on_wait=lambda *wait: told.append(wait)) as client:
         client.rollouts(request_of())
         client.rollouts(request_of())
     assert {server for server, _ in told} == {service.url}

@@ -70,7 +70,7 @@ def request_of(**more: object) -> RolloutRequest:
 
 
 @pytest.mark.parametrize("explicit", [False, True], ids=["seed root", "seeds"])
-def test_a_broken_stream_is_resumed_with_the_missing_groups(
+def test_a_broken_stream_resumes_with_missing_groups(
     service: RunningService, proxy: CuttingProxy, explicit: bool
 ) -> None:
     request = request_of()

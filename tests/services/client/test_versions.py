@@ -16,15 +16,9 @@ MODELS = {
     "noise": {"version": 1, "probe": [0.5]},
     "models": [
         {
-            "name": "mini-sana",
-            "family": "sana",
-            "height": 64,
-            "width": 64,
-            "latent_shape": [8, 8, 8],
-            "digests": {"vae": DIGEST},
-            "rewards": ["clipscore"],
+            **{"name": "mini-sana", "family": "sana", "height": 64, "width": 64, "latent_shape": [8, 8, 8]},
+            **{"digests": {"vae": DIGEST}, "rewards": ["clipscore"], "lora_targets": ["to_q"]},
             "precisions": [{"precision": "bf16", "numerics": "native", "how": "natively", "quantized_share": 0.0}],
-            "lora_targets": ["to_q"],
         }
     ],
 }

@@ -22,7 +22,8 @@ from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from tests.services.fake_backend import REWARD, FakeBackend, brightness, chunk, job
+from tests.services.fake_backend import REWARD, FakeBackend, chunk, job
+from tests.services.served_rewards import brightness
 
 
 def generated(of: Chunk, images: torch.Tensor) -> GeneratedChunk:

@@ -184,9 +184,7 @@ def chunks_until_done(queue: FairQueue, victim: list[Item], fresh: Callable[[int
 @pytest.mark.parametrize(
     ("in_flight", "patient", "most"), [(1, "patient", 42), (3, "patient", 42), (50, "patient", 42), (30, "t", 130)]
 )
-def test_a_new_run_name_for_every_request_starves_neither_other_tenants_nor_other_runs(
-    in_flight: int, patient: str, most: int
-) -> None:
+def test_a_new_run_name_each_request_starves_no_other_tenant_or_run(in_flight: int, patient: str, most: int) -> None:
     queue: FairQueue = FairQueue(10**6, turn=4)
     victim = [Item("steady", 24, 6, tenant=patient) for _ in range(20)]
     assert chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6), in_flight) <= most

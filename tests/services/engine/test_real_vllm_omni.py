@@ -60,9 +60,7 @@ def test_it_is_the_same_model(real: Backend, local: Backend) -> None:
     assert mean_difference(images(real, None), images(local, None)) < CLOSE
 
 
-def test_an_adapter_changes_its_images_as_it_changes_ours(
-    real: Backend, local: Backend, adapter: VersionedAdapter
-) -> None:
+def test_an_adapter_changes_its_images_as_ours(real: Backend, local: Backend, adapter: VersionedAdapter) -> None:
     changed = images(real, adapter)
     assert mean_difference(changed, images(local, adapter)) < CLOSE
     assert mean_difference(changed, images(real, None)) > 5 * CLOSE

@@ -312,9 +312,7 @@ def test_a_worker_that_is_closed_while_its_process_starts_does_not_load() -> Non
 
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize(("steady", "dead"), [(0.0, False), (600.0, True)])
-def test_deaths_after_steady_service_give_no_worker_up(
-    monkeypatch: pytest.MonkeyPatch, steady: float, dead: bool
-) -> None:
+def test_deaths_after_steady_work_give_no_worker_up(monkeypatch: pytest.MonkeyPatch, steady: float, dead: bool) -> None:
     monkeypatch.setattr("solrl_rollout.engine.engine._STEADY_SECONDS", steady)
     processes = [Process() for _ in range(7)]
     with engine_on(processes) as engine:

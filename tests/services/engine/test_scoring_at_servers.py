@@ -158,9 +158,7 @@ def test_chunks_are_made_while_others_are_scored_up_to_a_bound(
     assert engine.workers[0].chunks == len(chunks)
 
 
-def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
-    server: RewardProcess, backend: Observed, tmp_path: Path
-) -> None:
+def test_a_waiting_chunk_is_cancelled_at_once(server: RewardProcess, backend: Observed, tmp_path: Path) -> None:
     with engine_beside(server, backend, tmp_path, bound=1) as engine:
         asked, waits, after = (chunk(name, tmp_path) for name in "abc")
         engine.scheduler.submit([asked, waits, after])
@@ -216,9 +214,7 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         assert not engine.scheduler.dead
 
 
-def test_closing_waits_for_servers_and_cancels_the_rest(
-    server: RewardProcess, backend: Observed, tmp_path: Path
-) -> None:
+def test_closing_awaits_servers_and_cancels_the_rest(server: RewardProcess, backend: Observed, tmp_path: Path) -> None:
     with engine_beside(server, backend, tmp_path, bound=1) as engine:
         chunks = [chunk(name, tmp_path) for name in "abc"]
         engine.scheduler.submit(chunks)

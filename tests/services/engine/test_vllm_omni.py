@@ -227,9 +227,7 @@ def test_images_of_another_size_are_the_local_ones(patched: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("found", [{}, {"vllm": "0.33.0", "vllm-omni": "0.30.0"}])
-def test_other_packages_are_refused_and_named_by_the_doctor(
-    found: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_packages_are_refused_and_named_by_doctor(found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name not in found:
             raise metadata.PackageNotFoundError(name)

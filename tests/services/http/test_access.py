@@ -130,9 +130,7 @@ def test_the_wrong_scope_gets_403_before_it_sends_a_body(guarded: Guarded, metho
 
 
 @pytest.mark.parametrize(("method", "path"), RUN_OPERATIONS)
-def test_another_tenants_run_is_404_before_and_after_a_body_is_sent(
-    guarded: Guarded, layout: Layout, method: str, path: str
-) -> None:
+def test_others_runs_are_404_before_and_after_a_body(guarded: Guarded, layout: Layout, method: str, path: str) -> None:
     assert push(guarded, "push", "secret", adapter_file(layout, 1)).status_code in (200, 201)
     if (method, path) == PUSH:  # it creates a separate run with the same name
         assert push(guarded, "b", "secret", adapter_file(layout, 2)).status_code in (200, 201)

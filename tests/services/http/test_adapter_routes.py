@@ -77,7 +77,7 @@ def test_an_interrupted_upload_stores_nothing(service: RunningService, layout: L
 @pytest.mark.parametrize(
     ("size", "kind"), [("1e12", "adapter-nonfinite"), ("1e18", "adapter-nonfinite"), ("1e25", "adapter-merge")]
 )
-def test_an_adapter_that_overflows_is_refused_when_it_is_used(
+def test_an_overflowing_adapter_is_refused_in_use(
     service: RunningService, layout: Layout, size: str, kind: str
 ) -> None:
     assert service.push(f"huge-{size}", 1, adapter_file(layout, 1, size=float(size))).status_code == 201
@@ -89,9 +89,7 @@ def test_an_adapter_that_overflows_is_refused_when_it_is_used(
 @pytest.mark.parametrize(
     ("version", "query", "where"),
     [
-        ("-1", {}, "path.version"),
-        ("latest", {}, "path.version"),
-        (str(2**53), {}, "path.version"),
+        *((version, {}, "path.version") for version in ("-1", "latest", str(2**53))),
         ("1", {"parent": "x"}, "query.parent"),
         ("1", {"model": "../x"}, "query.model"),
         ("1", {"model": None}, "query.model"),

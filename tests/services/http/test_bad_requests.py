@@ -42,12 +42,7 @@ def test_an_invalid_field_is_named(service: RunningService, change: dict[str, An
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff\xfe",
-        b"[" * 100_000,
+        *(b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000),
         b'{"model": NaN}',
         b'{"model": -Infinity, "candidates": {"count": 1e999}}',
         b'{"candidates": {"count": 1' + b"0" * 400 + b"}}",

@@ -34,9 +34,7 @@ def test_the_documentation_shows_the_operations_without_the_internet_or_other_sc
 
 @pytest.mark.parametrize("name", ["swagger-ui-bundle.js", "swagger-ui.css"])
 @pytest.mark.parametrize(("accepted", "packed"), [("br, gzip", True), ("identity", False)])
-def test_its_files_are_compressed_for_those_who_accept_it(
-    service: RunningService, name: str, accepted: str, packed: bool
-) -> None:
+def test_files_are_compressed_where_accepted(service: RunningService, name: str, accepted: str, packed: bool) -> None:
     url, content = f"/docs/static/{name}", (files("fastapi_offline") / "static" / name).read_bytes()
     with service.client.stream("GET", url, headers={"Accept-Encoding": accepted}) as answer:
         raw = b"".join(answer.iter_raw())

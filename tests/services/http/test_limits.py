@@ -151,9 +151,8 @@ def test_numbers_of_metadata_are_bounded_before_anything_is_queued(
     before = memory(service, "VmRSS")
     prompts = [{"id": "a", "text": "x", "metadata": {"include": one}} for one in ([ONE], include)]
     prompts[0]["id"] = "b"
-    refused = service.client.post(
-        "/v1/rollouts", json=rollout_request(steps=1) | {"prompts": prompts, "rewards": [{"name": reward}]}
-    )
+    body = rollout_request(steps=1) | {"prompts": prompts, "rewards": [{"name": reward}]}
+    refused = service.client.post("/v1/rollouts", json=body)
     found = problem(refused)
     where = f"body.prompts.1.metadata.include.{field}".rstrip(".")
     assert (found["status"], found["kind"], found["where"]) == (422, "invalid-request", where)

@@ -171,9 +171,7 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
 
 
 @pytest.mark.parametrize(("places", "ends"), [([0], [0, 1]), ([7], [7, 8]), ([0, 8], [0, 8])])
-def test_an_axis_ends_where_its_values_do(
-    browser: Browser, guarded: RunningService, places: list[int], ends: list[int]
-) -> None:
+def test_axes_end_with_values(browser: Browser, guarded: RunningService, places: list[int], ends: list[int]) -> None:
     with browser.page() as page:
         page.open(guarded.url)
         page.see(
@@ -230,7 +228,7 @@ def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: 
         assert "+0.0 points [" in page.see("document.querySelector('#compare table').innerText")
         assert "explore.prompts" not in differ
         page.see(
-            "[...document.querySelectorAll('#compare button')].find((one) => one.innerText === 'by candidates').click()"
+            "[...document.querySelectorAll('#compare button')].find((e) => e.innerText === 'by candidates').click()"
         )
         page.wait(f"{curve}?.chart?.scales.x.max > 1000")
         assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
@@ -261,7 +259,7 @@ def test_a_run_that_is_deleted_and_pushed_again_has_no_curve(
 
 
 @pytest.mark.parametrize("width", [320, 768])
-def test_users_texts_are_shown_as_text_and_scroll_nothing_sideways(
+def test_users_texts_are_text_and_scroll_none_sideways(
     browser: Browser, enter: Callable[..., None], width: int
 ) -> None:
     with browser.page(width) as page:
@@ -279,9 +277,7 @@ def test_users_texts_are_shown_as_text_and_scroll_nothing_sideways(
         assert page.faults() == []
 
 
-def test_another_tenants_runs_are_not_shown_and_the_gain_has_its_interval(
-    browser: Browser, enter: Callable[..., None]
-) -> None:
+def test_other_tenants_runs_are_hidden_and_gains_have_intervals(browser: Browser, enter: Callable[..., None]) -> None:
     with browser.page() as page:
         enter(page, "bob", at="run=shapes")
         said = page.text()
@@ -343,9 +339,7 @@ def test_the_first_command_is_not_cut_on_a_phone(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_enough_contrast(
-    browser: Browser, enter: Callable[..., None], scheme: str, tmp_path: Path
-) -> None:
+def test_text_has_enough_contrast(browser: Browser, enter: Callable[..., None], scheme: str, tmp_path: Path) -> None:
     paper = "parseInt(getComputedStyle(document.body).backgroundColor.slice(4)) > 128"
     with browser.page(scheme=scheme) as page:
         enter(page, at="run=shapes")

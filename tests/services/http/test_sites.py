@@ -61,11 +61,7 @@ def test_an_adapter_must_have_its_media_type(
 @pytest.mark.parametrize(
     "origin",
     [
-        "null",
-        "http://evil.org",
-        "http://localhost:8100.evil.org",
-        "http://localhost:8100@evil.org",
-        "file://",
+        *("null", "http://evil.org", "http://localhost:8100.evil.org", "http://localhost:8100@evil.org", "file://"),
         "http://localhost:8100\nOrigin: http://localhost:8100",
     ],
 )
@@ -86,19 +82,14 @@ def test_with_tokens_the_proxy_chooses_the_host_and_another_origin_is_refused(gu
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
-        ("localhost:8100", "http://localhost:8100"),
-        ("localhost:8100", "HTTP://LocalHost:8100"),
-        ("[::1]:8100", "http://[::1]:8100"),
-        ("gpu-node", "https://gpu-node"),
+        *(("localhost:8100", f"{origin}:8100") for origin in ("http://localhost", "HTTP://LocalHost")),
+        *(("[::1]:8100", "http://[::1]:8100"), ("gpu-node", "https://gpu-node"), ("gpu-node", "http://gpu-node")),
         ("gpu-node:443", "https://gpu-node"),
-        ("gpu-node", "http://gpu-node"),
         *((host, None) for host in ("localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1:8100", "127.9.9.9")),
         *((host, None) for host in ("[::1]:1", "GPU-node.", "10.1.2.3")),
     ],
 )
-def test_the_service_s_hosts_and_their_origins_are_allowed(
-    service: RunningService, host: str, origin: str | None
-) -> None:
+def test_the_service_s_hosts_and_origins_are_allowed(service: RunningService, host: str, origin: str | None) -> None:
     head = f"GET /v1/runs HTTP/1.1\nHost: {host}" + ("" if origin is None else f"\nOrigin: {origin}")
     assert raw(service.port, head)[0] == 200
 

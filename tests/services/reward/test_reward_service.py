@@ -98,9 +98,7 @@ def wanted(*numbers: float) -> bytes:
     return body(pictures(len(numbers), side=4), GATED, metadata=[{"want": number} for number in numbers])
 
 
-def test_the_list_has_digests_and_sizes_also_of_a_reward_under_another_name(
-    client: httpx.Client, backbone: Backbone
-) -> None:
+def test_the_list_has_digests_and_sizes_also_of_a_renamed_reward(client: httpx.Client, backbone: Backbone) -> None:
     """Such as a built-in reward that it computes by other means."""
     listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
     assert tuple(listed) == (*REWARDS, RENAMED)
@@ -126,9 +124,7 @@ def test_a_batch_is_limited_and_of_one_size(app: Any, client: httpx.Client) -> N
     assert served_rewards.batches == [1, 8, 1, 4]
 
 
-def test_a_request_cannot_fail_another_one_of_its_batch(
-    app: Any, client: httpx.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_request_fails_another_in_a_batch(app: Any, client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "solrl_core.rewards.reward")  # pytest keeps records, and so their images
     with busy(client, 2) as callers:
         wrong = callers.submit(ask, client, body(pictures(1, side=4), GATED, metadata=[{"wont": 1}]))
@@ -283,11 +279,9 @@ def test_requests_whose_reward_has_no_server_wait_for_it_together(app: Any, clie
         (request_with(images=ones(1, 9)), "images of 1 × 9 pixels; expected sides of at most 8192"),
         (request_with(images=ones(90, 10)), "the longer at most 8 times the shorter"),
         (request_with(prompts=[{"text": "a", "metadata": {"x": [[]] * 200_000}}]), "once it is parsed"),
-        (request_with(rewards=[]), "1 or more items"),
-        (request_with(rewards=[BRIGHT, BRIGHT]), "named twice"),
-        (request_with(prompts=[{"text": "a"}] * 257), "at most 256"),
+        *((request_with(rewards=[]), "1 or more items"), (request_with(rewards=[BRIGHT, BRIGHT]), "named twice")),
+        *((request_with(strange=1), "strange"), (request_with(prompts=[{"text": "a"}] * 257), "at most 256")),
         (request_with(prompts=[{"text": "a", "metadata": {"x": "y" * 20000}}]), "at most 16384"),
-        (request_with(strange=1), "strange"),
         (request_with(rewards=["hpsv2"]), "does not compute 'hpsv2'"),
     ],
 )

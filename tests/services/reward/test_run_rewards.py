@@ -143,31 +143,24 @@ def test_none_is_allowed_by_default(brought: Misbehaving) -> None:
 
 
 REFUSED = {
-    "another port": "http://127.0.0.1:{other}",
-    "another name of the host": "http://localhost:{port}",
-    "another spelling of the address": "http://127.1:{port}",
-    "a number as address": "http://2130706433:{port}",
-    "an address mapped to IPv6": "http://[::ffff:127.0.0.1]:{port}",
-    "another scheme": "https://127.0.0.1:{port}",
-    "a cloud's metadata": "http://169.254.169.254",
-    "a file": "file:///etc/passwd",
-    "no HTTP": "gopher://127.0.0.1:{port}",
-    "a user": "http://someone:secret@127.0.0.1:{port}",
+    **{"another port": "http://127.0.0.1:{other}", "another name of the host": "http://localhost:{port}"},
+    **{"another spelling of the address": "http://127.1:{port}", "a number as address": "http://2130706433:{port}"},
+    **{"an address mapped to IPv6": "http://[::ffff:127.0.0.1]:{port}", "another scheme": "https://127.0.0.1:{port}"},
+    **{
+        "a cloud's metadata": "http://169.254.169.254",
+        "a file": "file:///etc/passwd",
+        "no HTTP": "gopher://127.0.0.1:{port}",
+    },
+    **{"a user": "http://someone:secret@127.0.0.1:{port}", "a path": "http://127.0.0.1:{port}/elsewhere"},
     "a listed address as user": "http://127.0.0.1:{port}@127.0.0.1:{other}",
     "a backslash": "http://127.0.0.1:{port}\\@127.0.0.1:{other}",
-    "a path": "http://127.0.0.1:{port}/elsewhere",
-    "a query": "http://127.0.0.1:{port}?a=b",
-    "a fragment": "http://127.0.0.1:{port}#a",
-    "a line break": "http://127.0.0.1:{port}\r\nX-Name: value",
-    "no host": "http://:{port}",
-    "nothing": "",
+    **{"a query": "http://127.0.0.1:{port}?a=b", "a fragment": "http://127.0.0.1:{port}#a"},
+    **{"a line break": "http://127.0.0.1:{port}\r\nX-Name: value", "no host": "http://:{port}", "nothing": ""},
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_address_that_is_not_listed_is_never_asked(
-    client: httpx.Client, brought: Misbehaving, unlisted: str, name: str
-) -> None:
+def test_unlisted_addresses_are_not_asked(client: httpx.Client, brought: Misbehaving, unlisted: str, name: str) -> None:
     at = REFUSED[name].format(port=brought.address.rsplit(":", 1)[1], other=unlisted)
     refused = problem(ask(client, {"name": NAME, "at": at}))
     assert (refused["status"], refused["kind"]) == (422, "reward-not-loaded")
@@ -215,9 +208,7 @@ def test_a_server_that_fails_fails_its_requests_alone(
     answered(client, {"name": NAME, "at": brought.address, "digest": DIGEST})
 
 
-def test_a_server_must_be_there_with_the_reward_and_its_digest(
-    client: httpx.Client, brought: Misbehaving, real: str
-) -> None:
+def test_a_server_must_have_the_reward_and_its_digest(client: httpx.Client, brought: Misbehaving, real: str) -> None:
     has = f"has the digest {DIGEST} now; expected {OTHER}, as the request says"
     cases = (
         ({"name": NAME, "at": DEAD}, f"at {DEAD} gave no answer (ConnectError"),
@@ -246,9 +237,7 @@ def test_a_server_that_comes_back_with_another_digest_is_asked_anew(client: http
     assert brought.asked == ["/v1/rewards", "/v1/scores"]
 
 
-def test_neither_the_service_s_token_nor_the_caller_s_headers_are_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_the_token_nor_the_caller_s_headers_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Misbehaving()
     secret, _ = create_token(tmp_path / "tokens.json", "a", ("score",), None)
     monkeypatch.setenv(TOKEN, secret)

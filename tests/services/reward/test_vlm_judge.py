@@ -33,11 +33,9 @@ UNAVAILABLE = {
     "broken": "answered 500 to /chat/completions: CUDA error",
     "html": r"got '<html>\\x1b[31mhello'; check the address",
     "other document": "choices: Field required",
-    "elsewhere": "answered 307",
-    "no answer": "gave 0 answers to one question; expected one",
-    "nine answers": "choices: Tuple should have at most 8 items",
+    **{"elsewhere": "answered 307", "no answer": "gave 0 answers to one question; expected one"},
+    **{"nine answers": "choices: Tuple should have at most 8 items", "log-probabilities that are none": "logprob"},
     "megabytes of answers": "answered 200 to /chat/completions with more than 101376 bytes",
-    "log-probabilities that are none": "logprob",
 }
 """Faults of the endpoint, and what the error says."""
 FAILED = {
@@ -287,9 +285,7 @@ def test_invalid_options_are_refused(fake: FakeJudge, options: dict[str, Any], s
     assert "secret" not in str(caught.value)
 
 
-def test_an_endpoint_must_be_one_and_accept_the_key_of_the_environment(
-    fake: FakeJudge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_is_one_and_accepts_the_environment_s_key(fake: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RewardUnavailableError, match=r"answered 404 to /models: .*such as http://HOST/v1"):
         VlmJudge(fake.endpoint.removesuffix("/v1"), MODEL)
     with pytest.raises(RewardUnavailableError, match=r"gave no answer \(ConnectError"):
@@ -301,7 +297,7 @@ def test_an_endpoint_must_be_one_and_accept_the_key_of_the_environment(
     assert len(judged(VlmJudge(fake.endpoint, MODEL), shades(2))) == 2
 
 
-def test_no_error_or_log_repeats_the_key(
+def test_the_key_stays_secret(
     fake: FakeJudge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(TOKEN, "sk-" + "k3y" * 20)
@@ -337,9 +333,8 @@ def test_a_model_cannot_choose_who_judges(fake: FakeJudge) -> None:
 
 
 def settings(address: str, **options: Any) -> RewardSettings:
-    return RewardSettings(
-        rewards=(JUDGE,), reward_options={JUDGE: {"endpoint": address, "model": MODEL, **options}}, device="cpu"
-    )
+    all_options = {JUDGE: {"endpoint": address, "model": MODEL, **options}}
+    return RewardSettings(rewards=(JUDGE,), reward_options=all_options, device="cpu")
 
 
 def test_a_reward_service_serves_a_judge(fake: FakeJudge) -> None:
@@ -359,9 +354,7 @@ def test_a_reward_service_serves_a_judge(fake: FakeJudge) -> None:
         assert 'solrl_reward_costs_total{kind="prompt_tokens",reward="vlm_judge"}' in shown
 
 
-def test_a_client_does_not_give_up_before_the_judge_is_given_up(
-    fake: FakeJudge, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_client_gives_up_before_the_judge_is_given_up(fake: FakeJudge, caplog: pytest.LogCaptureFixture) -> None:
     """A reward service says how long its judge may take, and a client waits that long by default."""
     with serving(create_app(settings(fake.endpoint, patience=90, timeout=30))) as address:
         assert connect_reward(JUDGE, {"at": address}).timeout == 20 + 90 + 30

@@ -23,9 +23,8 @@ from tests.support.service_helpers import MODEL, Layout, adapter_file, rollout_r
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "solrl.json").read_text())
-TOKEN = Token(
-    id="3c4d74b3", tenant="a", scopes=("push",), sha256="0" * 64, created=datetime.now(UTC), expires=datetime.now(UTC)
-)
+NOW = datetime.now(UTC)
+TOKEN = Token(id="3c4d74b3", tenant="a", scopes=("push",), sha256="0" * 64, created=NOW, expires=NOW)
 FINISHED = FinishedChunk("a", "demo", "mini", "nvfp4", 24, 6, 0.0, 4.0, True, 0.25, 3.0, 0.5)
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -115,9 +115,7 @@ def test_the_page_is_one_file_under_a_strict_policy(service: RunningService) -> 
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
-    assert all(
-        policy[kind].startswith("'sha256-") and "unsafe" not in policy[kind] for kind in ("script-src", "style-src")
-    )
+    assert all(policy[k].startswith("'sha256-") and "unsafe" not in policy[k] for k in ("script-src", "style-src"))
     assert int(page.headers["content-length"]) < 50_000
     text = page.text.replace("http://www.w3.org/2000/svg", "")
     text = text.replace("https://github.com/leeoniya/uPlot", "")  # in its licence's comment

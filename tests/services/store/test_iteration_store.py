@@ -67,9 +67,7 @@ async def test_revisions_grow_over_all_runs(store: RunStore) -> None:
 @pytest.mark.parametrize(
     ("limit", "most"), [("KEPT_POINTS", 4), ("KEPT_POINT_BYTES", 4 * len(encode_point(report(0))) + 3)]
 )
-async def test_only_the_newest_points_are_kept(
-    store: RunStore, limit: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_newest_points_stay(store: RunStore, limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("memory_store", "redis_store"):
         monkeypatch.setattr(f"solrl_rollout.store.{name}.{limit}", most)
     for i in range(7):
@@ -90,9 +88,7 @@ async def test_a_report_that_is_too_large_is_refused(store: RunStore) -> None:
     problem = await refusal(store.add_iteration(TENANT, "run-a", large))
     assert (problem.status, problem.kind) == (422, "invalid-request")
     assert await told(store) == []
-    usual = report(
-        0, rewards={f"reward_{i}": spread for i in range(16)}, seconds={f"phase_{i}": 1.5 for i in range(16)}
-    )
+    usual = report(0, rewards={f"reward_{i}": spread for i in range(16)}, seconds={f"step_{i}": 1.5 for i in range(16)})
     await store.add_iteration(TENANT, "run-a", usual)
     assert await told(store) == [0]
 
@@ -124,7 +120,7 @@ async def test_an_unknown_run_cannot_report_and_a_deleted_one_is_forgotten(store
     assert await store.progress(TENANT, ["run-a"]) == {}
 
 
-async def test_a_report_writes_exactly_these_keys_and_a_deleted_run_leaves_none_of_its_own(
+async def test_a_report_writes_these_keys_and_a_deleted_run_leaves_none_of_its_own(
     empty_redis_url: str,
 ) -> None:
     store = open_store(empty_redis_url)

@@ -121,6 +121,10 @@ async def test_a_tenants_bytes_are_counted_and_limited(store: RunStore) -> None:
     # A version that replaces an old one of the same size fits, and so does another tenant's version.
     await store.put(TENANT, *adapter(4, 3, body=bytes([4]) * 100))
     await store.put("tenant-b", *adapter(0, None, body=bytes(400)))
+    await store.rewind(TENANT, "run-a", 3, 4)
+    await store.put(TENANT, *adapter(0, None, run="run-c", body=bytes(100)))
+    assert (await refusal(store.put(TENANT, *refused))).got == "451 bytes with this one"
+    await store.delete(TENANT, "run-c")
     await store.delete(TENANT, "run-a")
     await store.put(TENANT, *refused)
     held = await store.runs(TENANT)

@@ -20,15 +20,10 @@ Values = dict[str, torch.Tensor]
 
 def values() -> Values:
     """Velocities, latents and noise of six samples, float64; the first sample of each pair is better."""
-    v_old, change, other, x0, noise = torch.randn(
-        5, 6, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    seed = torch.Generator().manual_seed(0)
+    v_old, change, other, x0, noise = torch.randn(5, 6, 2, 3, generator=seed, dtype=torch.float64)
     return {
-        "v": v_old + 0.05 * change,
-        "v_old": v_old,
-        "v_ref": v_old + 0.1 * other,
-        "x0": x0,
-        "noise": noise,
+        **{"v": v_old + 0.05 * change, "v_old": v_old, "v_ref": v_old + 0.1 * other, "x0": x0, "noise": noise},
         "t": torch.tensor([1.0, 0.9, 0.5, 0.3, 0.2, 0.02], dtype=torch.float64),
         "advantages": torch.tensor([1.0, -1.0, 0.3, -0.2, 0.0, -0.1], dtype=torch.float64),
     }
@@ -72,9 +67,7 @@ def test_awm_trains_only_the_higher_noise_levels() -> None:
     assert HighNoise().sigmas(samples, [1.0, 0.0]) == [1.0, 0.0]
 
 
-def test_an_update_of_awm_trains_each_sample_at_these_levels(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_of_awm_train_each_sample_at_these_levels(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("algorithm.name=awm", "regenerate.steps=5", "optimizer.updates=1", "algorithm.timestep_fraction=1")
     config = tiny_config(*settings)
     trained: list[float] = []

@@ -65,9 +65,7 @@ def test_one_trained_reward_is_refused() -> None:
         resolve("mini-sana/sol_rl/clipscore", overrides=overrides)
 
 
-def test_a_run_trains_on_them_logs_the_shares_of_trained_rewards_and_says_them_once(
-    tmp_path: Path, notes: list[str]
-) -> None:
+def test_a_run_trains_on_them_logs_trained_rewards_shares_and_says_them_once(tmp_path: Path, notes: list[str]) -> None:
     small = (
         *(*QUICK, f"model={small_model()}", "rewards={clipscore: 1, pickscore: 1, verifier: 0}", "rollout_url=null"),
         *("explore.keep=4", "explore.precision=bf16", "iterations=2"),

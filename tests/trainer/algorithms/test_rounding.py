@@ -26,9 +26,7 @@ ROUNDED = torch.tensor([[0.25, 0.25 + 3e-8, 0.25 - 3e-8, 0.25]])
 
 def in_batches(rewards: RewardSet, name: str, image: torch.Tensor) -> torch.Tensor:
     """Scores of 24 equal images, made in three batches."""
-    scores = [
-        rewards.score([name], image.expand(size, -1, -1, -1), [PROMPT] * size, [{}] * size)[name] for size in BATCHES
-    ]
+    scores = [rewards.score([name], image.expand(n, -1, -1, -1), [PROMPT] * n, [{}] * n)[name] for n in BATCHES]
     return torch.cat(scores)[None]
 
 

@@ -58,9 +58,7 @@ def test_a_sound_model_trains(tmp_path: Path, recipe: str) -> None:
     assert result.spearman[0] > 0.5
 
 
-def test_a_saturated_reward_is_no_bad_exploration(
-    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saturation_is_no_bad_exploration(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "LEAST_FIDELITY", 1.0)
     # Few of these images are right, so nearly all have the best score of a penalty on right ones.
     settings = ("rewards={verifier: -1}", "evaluate.fidelity_floor=1")

@@ -114,9 +114,7 @@ def test_a_service_that_lost_its_adapters_gets_them_again_during_a_run(whole: Ru
     assert bereft.shown["curve"]["iterations"] == [1], "the page begins at the restart"
 
 
-def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing_and_its_totals_grow(
-    resumed: Run, service: Service
-) -> None:
+def test_a_finished_run_resumed_pushes_the_same_bytes_trains_none_and_adds_up(resumed: Run, service: Service) -> None:
     state, held, before = resumed.state, resumed.held, resumed.result.seconds
     lines = [line["elapsed"] for line in resumed.metrics]
     assert [line["total"] for line in lines] == sorted(line["total"] for line in lines)

@@ -202,7 +202,7 @@ WARNING = "; the base, version 0, is the best: do not use the weights"
         ({0: BASE, 10: RISEN}, {10: (0.3, 0.2, 0.49)}, WARNING),
     ],
 )
-def test_only_a_plateau_or_a_clear_fall_ends_a_run(
+def test_only_plateaus_or_clear_falls_end_it(
     points: dict[int, Point], guards: dict[int, Point], said: str | None
 ) -> None:
     chosen = ("iterations=100", "evaluate.every=10", "evaluate.stop_after=0.4", "evaluate.guards=[judge]")

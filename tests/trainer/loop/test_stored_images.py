@@ -38,9 +38,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "images" / "train").mkdir(parents=True)
     (folder / "pairs").mkdir()
     for name, colour in COLOURS.items():
-        Image.new("RGB", (200, 100) if name == "red" else (64, 64), colour).save(
-            folder / "images" / "train" / f"{name}.png"
-        )
+        Image.new("RGB", (200, 100) if name == "red" else (64, 64), colour).save(folder / f"images/train/{name}.png")
         Image.new("RGB", (64, 64), colour).save(folder / "pairs" / f"{name}.png")
     rows: list[dict[str, Any]] = [{"file_name": f"{name}.png", "text": f"a {name} wall"} for name in COLOURS]
     (folder / "images" / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -38,9 +38,7 @@ def test_every_version_that_explores_is_measured_and_one_note_says_what_to_do(wa
     assert detail["curve"]["series"]["spearman"] == pytest.approx(list(found.values()), rel=1e-4)
 
 
-def test_a_resumed_run_measures_no_version_again_and_fewer_if_told(
-    watched: Run, service: Service, folder: Path
-) -> None:
+def test_a_resumed_run_measures_none_again_and_fewer_if_told(watched: Run, service: Service, folder: Path) -> None:
     output = folder / "cut"
     with pytest.raises(KeyboardInterrupt):
         go(service, output, *WATCHED, "iterations=3", watcher=Watcher(stops_at=(1, "explore")))

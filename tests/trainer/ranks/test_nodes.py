@@ -52,9 +52,7 @@ class Network:
             command += ["--nproc-per-node", "1", "-m", "solrl_trainer", *arguments(RUN, LONGER)]
             with node.log.open("wb") as log:
                 environment = os.environ | ONE_THREAD
-                programs.append(
-                    subprocess.Popen(command, cwd=node.folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
-                )
+                programs.append(subprocess.Popen(command, cwd=node.folder, env=environment, stdout=log, stderr=log))
         self.started.extend(programs)
         return programs
 

@@ -38,9 +38,7 @@ def test_ranks_explore_a_share_beside_a_service(small_service: RunningService, t
     assert len([line for line in lines if "PUT" in line]) == ITERATIONS + 1, "rank 0 alone pushes"
 
 
-def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(
-    small_service: RunningService, tmp_path: Path
-) -> None:
+def test_rank_0_pushes_lost_versions_again_while_another_asks(small_service: RunningService, tmp_path: Path) -> None:
     whole, bereft = tmp_path / "whole", tmp_path / "bereft"
     first, second = (served(small_service, folder, "explore.lag=0", "patience=20") for folder in (whole, bereft))
     assert run(1, first, tmp_path / "first") == 0

@@ -41,27 +41,14 @@ def test_a_finished_run_shows_its_figures_and_is_self_contained(tmp_path):
     page = page_of(finished_run(tmp_path))
     text = words(page)
     for figure in (
-        "made-up finished mini-sana, sol_rl, trained on clipscore · 30 of 30 iterations",
-        "clipscore trained 0.2412",
-        "strict accuracy (verifier) evaluation only 48.2 %",
-        "explored in NVFP4 (emulated), 6 steps",
-        "0.2412 → 0.2731",
-        "+0.0319 95 % [+0.0281, +0.0357]",
-        "48.2 % → 67.3 %",
-        "+19.1 points 95 % [+14.5, +23.6]",
-        "over 512 images of 128 held-out prompts",
-        "0 0.873 14.2 82.4",
-        "have a mean true rank of 14.2 (perfect 6.5, chance 48.5)",
-        "Exploration took 2 min 06 s",
-        "wait 1 min 45 s",
+        *("made-up finished mini-sana, sol_rl, trained on clipscore · 30 of 30 iterations", "clipscore trained 0.2412"),
+        *("strict accuracy (verifier) evaluation only 48.2 %", "explored in NVFP4 (emulated), 6 steps"),
+        *("0.2412 → 0.2731", "+0.0319 95 % [+0.0281, +0.0357]", "48.2 % → 67.3 %"),
+        *("+19.1 points 95 % [+14.5, +23.6]", "over 512 images of 128 held-out prompts", "0 0.873 14.2 82.4"),
+        *("have a mean true rank of 14.2 (perfect 6.5, chance 48.5)", "Exploration took 2 min 06 s", "wait 1 min 45 s"),
         "clipscore candidates, at there:8200, for the service 36.0 s",
-        "clipscore samples, in the trainer 7.5 s",
-        "verifier samples, in the trainer 0.0 s",
-        "evaluate 1 min 01 s",
-        "proxy 0.3126",
-        "true 0.3068",
-        "30 29 000000000000",
-        "learning_rate 0.001",
+        *("clipscore samples, in the trainer 7.5 s", "verifier samples, in the trainer 0.0 s", "evaluate 1 min 01 s"),
+        *("proxy 0.3126", "true 0.3068", "30 29 000000000000", "learning_rate 0.001"),
     ):
         assert figure in text
     for absent in ("wanted at least", "Shares of the spread", GAP, "Use the LoRA"):

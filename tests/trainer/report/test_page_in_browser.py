@@ -112,9 +112,7 @@ def test_long_names_stay_in_the_page(look: Look, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme", "paper"), [(1280, "light", (230, 255)), (390, "dark", (0, 30))])
-def test_light_and_dark_are_painted(
-    browser: Browser, folder: Path, width: int, scheme: str, paper: tuple[int, int]
-) -> None:
+def test_light_and_dark_paper(browser: Browser, folder: Path, width: int, scheme: str, paper: tuple[int, int]) -> None:
     with browser.page(width, 1600, scheme) as tab:
         tab.open(write_report(folder).as_uri())
         shot = base64.b64decode(tab.call("Page.captureScreenshot")["data"])

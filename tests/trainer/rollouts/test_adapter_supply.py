@@ -48,9 +48,7 @@ def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions
         assert held() == [0, 1]
 
 
-def test_requests_that_met_the_same_loss_are_all_repeated(
-    small_service: RunningService, loaded: Backbone, notes: list[str]
-) -> None:
+def test_all_requests_of_a_loss_are_repeated(small_service: RunningService, loaded: Backbone, notes: list[str]) -> None:
     """The first one's call pushes what is missing; the others find it there."""
     file = adapter_file(adapter_layout(loaded.transformer, loaded.lora_targets), 0)
     with RolloutClient(small_service.url) as client:

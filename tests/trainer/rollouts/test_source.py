@@ -16,9 +16,7 @@ from tests.support.ports import free_port
 from tests.trainer.training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
-ON_A_GPU = SimpleNamespace(
-    backbone=SimpleNamespace(device=torch.device("cuda")), merge_behaviour=lambda adapter, version: None
-)
+ON_A_GPU = SimpleNamespace(backbone=SimpleNamespace(device=torch.device("cuda")), merge_behaviour=lambda *_: None)
 DEVICE: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, models=ON_A_GPU)
 
 MODEL: Any = SimpleNamespace(height=8, width=8, frames=1)
@@ -45,9 +43,8 @@ def explored(request: RolloutRequest) -> tuple[int, int]:
 
 def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     moving = ("algorithm.window_order=progressive", "algorithm.window_within=1", "explore.lag=1")
-    config = resolve(
-        "mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=[*moving, "rollout_url=http://gpu-node:8100"]
-    ).config
+    words = [*moving, "rollout_url=http://gpu-node:8100"]
+    config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=words).config
     client: Any = Asked()
     asking = RunRequests(config, client, model=MODEL)
     source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE)
@@ -65,9 +62,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
 
 
 @pytest.mark.parametrize(("patience", "least"), [(0.0, None), (5.0, 0.0), (600.0, 500.0)])
-def test_a_trainer_that_is_loading_waits_for_its_service_as_long_as_patience_says(
-    patience: float, least: float | None
-) -> None:
+def test_a_loading_trainer_waits_for_its_service_as_long_as_patience_says(patience: float, least: float | None) -> None:
     config = tiny_config(f"rollout_url=http://127.0.0.1:{free_port()}", f"patience={patience}")
     left: list[float] = []
 
