@@ -5,58 +5,51 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from minis_recipe.moving import KINDS, MovingSource, differing_in_one
 from solrl_core.errors import PromptError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import require_judgeable
+from solrl_minis.catalog import moving
 from solrl_minis.motion_verifier import motion_verifier_reward, verify_motion, verify_motions
+from tests.minis.drawn_scenes import changes, drawn_clip, held_out
+
+ASKED = held_out(moving(), 30)
 
 
 @pytest.fixture(scope="module")
-def drawn() -> tuple[list[Any], torch.Tensor]:
-    """Movements of every kind, and a clip of each."""
-    source = MovingSource(0)
-    movements = source.draw(90)
-    return movements, source.images(movements, "cpu")
+def clips() -> torch.Tensor:
+    return torch.stack([drawn_clip(asked, seed) for seed, asked in enumerate(ASKED)])
 
 
-def test_drawn_clips_show_their_movements(drawn: tuple[list[Any], torch.Tensor]) -> None:
-    movements, clips = drawn
-    assert {movement.kind for movement in movements} == set(KINDS)
-    verdicts = verify_motions(clips, [movement.metadata for movement in movements])
+def test_drawn_clips_show_their_movements(clips: torch.Tensor) -> None:
+    assert {asked["tag"] for asked in ASKED} == {"direction", "speed", "crossing"}
+    verdicts = verify_motions(clips, ASKED)
     assert np.mean([verdict.strict for verdict in verdicts]) > 0.97
     assert all(verdict.motions == 1 for verdict in verdicts if verdict.objects == 1)
 
 
-def test_a_description_that_differs_in_one_thing_is_refused(drawn: tuple[list[Any], torch.Tensor]) -> None:
-    movements, clips = drawn
-    for movement, clip in zip(movements[:30], clips.numpy(), strict=False):
-        for other in differing_in_one(movement):
-            verdict = verify_motion(clip, other.metadata)
+def test_a_description_that_differs_in_one_thing_is_refused(clips: torch.Tensor) -> None:
+    for asked, clip in zip(ASKED[:30], clips.numpy(), strict=False):
+        names = [(item["color"], item["class"]) for item in asked["include"]]
+        for other in changes(asked):
+            verdict = verify_motion(clip, other)
             assert verdict.strict == 0
             assert verdict.motions < 1
-            assert verdict.objects == 1 or other.things != movement.things
+            assert verdict.objects == 1 or names != [(item["color"], item["class"]) for item in other["include"]]
 
 
-def test_clips_that_are_still_reversed_stop_or_turn_back_are_refused(drawn: tuple[list[Any], torch.Tensor]) -> None:
-    movements, clips = drawn
-    metadata = [movement.metadata for movement in movements]
-    still = clips[:, :1].expand_as(clips)
-    for changed in (still, clips.flip(1)):
-        verdicts = verify_motions(changed, metadata)
+def test_clips_that_are_still_reversed_stop_or_turn_back_are_refused(clips: torch.Tensor) -> None:
+    for changed in (clips[:, :1].expand_as(clips), clips.flip(1)):
+        verdicts = verify_motions(changed, ASKED)
         assert all(verdict.motions < 1 for verdict in verdicts)
         assert np.mean([verdict.objects for verdict in verdicts]) > 0.97
-    at = next(at for at, one in enumerate(movements) if one.kind == "direction")
+    at = next(at for at, asked in enumerate(ASKED) if asked["tag"] == "direction")
     for frames, right in (([0, 4, 8], 1), ([0, 4, 4], 0), ([0, 8, 4], 0)):
-        assert verify_motion(clips[at].numpy()[frames], metadata[at]).motions == right
+        assert verify_motion(clips[at].numpy()[frames], ASKED[at]).motions == right
 
 
-def test_the_reward_takes_whole_clips(drawn: tuple[list[Any], torch.Tensor]) -> None:
-    movements, clips = drawn
-    metadata = [movement.metadata for movement in movements[:9]]
-    rewards = RewardSet({"moves": motion_verifier_reward})
-    found = rewards.score(["moves"], clips[:9], [""] * 9, metadata)["moves"]
-    assert found.tolist() == [verdict.strict for verdict in verify_motions(clips[:9], metadata)]
+def test_the_reward_takes_whole_clips(clips: torch.Tensor) -> None:
+    found = RewardSet({"moves": motion_verifier_reward}).score(["moves"], clips[:9], [""] * 9, ASKED[:9])["moves"]
+    assert found.tolist() == [verdict.strict for verdict in verify_motions(clips[:9], ASKED[:9])]
 
 
 MOVING = {"class": "circle", "color": "red", "count": 1, "motion": "left"}
