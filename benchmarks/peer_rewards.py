@@ -80,8 +80,8 @@ def fast_section(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield f"By `--fast`, on a CPU: both draw {FAST_SAMPLES} samples of each prompt in 10 steps in BF16, and have the"
     yield f"miniatures' learning rate, {OWN.learning_rate:g}. DiffusionNFT's code trains on all samples, ours on 4 with"
-    yield "the update of `fast`. Rewards are means of turns that end within these CPU seconds of a trainer, over all drawn"
-    yield "samples. The difference is theirs minus ours."
+    yield "the update of `fast`. Rewards are means of turns that end within these CPU seconds of a trainer, over all"
+    yield "drawn samples. The difference is theirs minus ours."
     yield ""
     yield from table(
         ("CPU seconds", "seeds", "turns, ours", "theirs", "reward, ours", "theirs", "difference"), halves(rows)
