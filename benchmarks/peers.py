@@ -74,7 +74,9 @@ def main() -> None:
         "--same-draws", action="store_true", help="in these trainings, DiffusionNFT gets our noise and noise levels"
     )
     parser.add_argument(
-        "--fast", action="store_true", help="in these trainings, DiffusionNFT has its own settings, ours are `fast`"
+        "--fast",
+        action="store_true",
+        help="in these trainings, DiffusionNFT has its own settings, ours are `fast`; one rate",
     )
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with the miniatures and few samples")
     args = parser.parse_args()

@@ -248,7 +248,7 @@ def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_fast_takes_more_turns_beside_diffusionnft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = "config = flags.FLAGS.config\n    assert config.train.learning_rate == 3e-4"
+    read = "config = flags.FLAGS.config\n    assert config.train.learning_rate == 1e-3"
     clone = stand_in(
         tmp_path / "clone",
         {

@@ -136,8 +136,10 @@ class Bodies:
         reserve(counted)
         loop, slow = asyncio.get_running_loop(), self._settings.slow_client_timeout
         pace = Pace(slow, loop.time() + slow)
-        # Of the announced size, so that it neither grows nor is copied: its value is the buffer itself.
-        buffer = io.BytesIO(bytes(counted))
+        # Of the announced size, so that it neither grows nor is copied: its value is the buffer itself. Without a size,
+        # parts are joined at the end: a buffer that grows leaves holes in the heap.
+        buffer = io.BytesIO(bytes(counted)) if counted else None
+        parts: list[bytes] = []
         size, more = 0, True
         while more:
             try:
@@ -155,9 +157,11 @@ class Bodies:
             if size > counted:
                 reserve(size - counted)
                 counted = size
-            buffer.write(part)
-        buffer.truncate()
-        body = buffer.getvalue()
+            if buffer is None:
+                parts.append(part)
+            else:
+                buffer.write(part)
+        body = b"".join(parts) if buffer is None else buffer.getvalue()
         if b"application/json" in headers.get(b"content-type", b"").lower():
             _require_small_json(body)
         return {"type": "http.request", "body": body, "more_body": False}
