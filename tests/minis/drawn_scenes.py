@@ -22,8 +22,8 @@ FRAMES = 9
 def held_out(folder: Path, each: int) -> list[dict[str, Any]]:
     """Metadata of held-out prompts of a folder, the first of each tag."""
     rows = [json.loads(line) for line in (folder / "test_metadata.jsonl").read_text().splitlines()]
-    found = [[row for row in rows if row["tag"] == tag][:each] for tag in dict.fromkeys(row["tag"] for row in rows)]
-    return [{"tag": row["tag"], "include": row["include"]} for same in zip(*found, strict=True) for row in same]
+    tagged = [[row for row in rows if row["tag"] == tag][:each] for tag in dict.fromkeys(row["tag"] for row in rows)]
+    return [{"tag": row["tag"], "include": row["include"]} for same in zip(*tagged, strict=True) for row in same]
 
 
 def changes(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -34,7 +34,7 @@ def changes(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for at, item in enumerate(include):
         others = [item | {name: value} for name in item for value in (values | counts).get(name, ())]
         others += [item | {"position": [relation, 0]} for relation in RELATIONS if "position" in item]
-        names = [(one["color"], one["class"]) for one in include if one is not item]
+        names = [(other["color"], other["class"]) for other in include if other is not item]
         for other in others:
             if other != item and (other["color"], other["class"]) not in names:
                 yield metadata | {"include": [*include[:at], other, *include[at + 1 :]]}

@@ -18,7 +18,7 @@ from tests.minis.drawn_scenes import changes, drawn_scene, held_out, scene
 
 SHIPPED = catalog.WEIGHTS / "mini-judge"
 KINDS = 5
-ASKED = held_out(catalog.prompts(), 12) * 4
+METADATA = held_out(catalog.prompts(), 12) * 4
 """Metadata of four scenes of each prompt, all kinds in turn."""
 RED, BLUE, SWAPPED, CYAN = ("red", "circle"), ("blue", "square"), ("red", "square"), ("cyan", "cross")
 
@@ -32,7 +32,7 @@ def metadata(*things: tuple[str, str], count: int = 1, **more: Any) -> dict[str,
 
 @pytest.fixture(scope="module")
 def drawn() -> torch.Tensor:
-    return torch.stack([drawn_scene(asked, seed) for seed, asked in enumerate(ASKED)])
+    return torch.stack([drawn_scene(item, seed) for seed, item in enumerate(METADATA)])
 
 
 @pytest.fixture(scope="module")
@@ -45,40 +45,40 @@ def reward(request: pytest.FixtureRequest, shipped: Judge) -> Any:
     return verifier_reward if request.param == "verifier" else shipped
 
 
-def scores(reward: Any, images: torch.Tensor, asked: Sequence[dict[str, Any]]) -> torch.Tensor:
-    found: torch.Tensor = reward(images, [""] * len(images), asked)
-    return found
+def scores(reward: Any, images: torch.Tensor, items: Sequence[dict[str, Any]]) -> torch.Tensor:
+    values: torch.Tensor = reward(images, [""] * len(images), items)
+    return values
 
 
 def test_drawn_scenes_are_right(reward: Any, drawn: torch.Tensor) -> None:
-    right = scores(reward, drawn, ASKED)
+    right = scores(reward, drawn, METADATA)
     assert right.mean() >= (0.99 if reward is verifier_reward else 0.95)
     assert right.view(-1, KINDS).mean(0).min() >= (0.97 if reward is verifier_reward else 0.9)
 
 
 def test_one_changed_thing_is_wrong(reward: Any, drawn: torch.Tensor) -> None:
-    options = [list(changes(asked)) for asked in ASKED]
+    options = [list(changes(item)) for item in METADATA]
     right = scores(reward, drawn, [others[7 * at % len(others)] for at, others in enumerate(options)])
     assert right.mean() <= (0.01 if reward is verifier_reward else 0.03)
     assert right.view(-1, KINDS).mean(0).max() <= (0.03 if reward is verifier_reward else 0.1)
 
 
 def test_graded_is_a_share_and_larger_for_near_misses(drawn: torch.Tensor) -> None:
-    near = torch.tensor([verify_batch(drawn[at, None], [next(changes(a))])[0].graded for at, a in enumerate(ASKED)])
+    near = torch.tensor([verify_batch(drawn[at, None], [next(changes(a))])[0].graded for at, a in enumerate(METADATA)])
     # Of another kind and another prompt.
-    far = verifier_graded_reward(drawn, [""] * len(ASKED), ASKED[11:] + ASKED[:11])
+    far = verifier_graded_reward(drawn, [""] * len(METADATA), METADATA[11:] + METADATA[:11])
     assert all(0 <= value <= 1 for value in [*near, *far])
     assert near.mean() > far.mean() + 0.2
     assert (near > far).float().mean() > 0.85
-    assert all(verdict.graded == 1 for verdict in verify_batch(drawn, ASKED) if verdict.strict)
+    assert all(verdict.graded == 1 for verdict in verify_batch(drawn, METADATA) if verdict.strict)
 
 
 @pytest.mark.parametrize(("colour", "shape"), product(COLOURS, SHAPES))
 def test_every_object_is_named_and_measured(colour: str, shape: str) -> None:
     image = scene((colour, shape, 21, 40, 9))
-    ((found,), (seen,)) = find_objects(image.numpy()), read(judge.load(SHIPPED), image[None])[0]
-    assert (found.colour, found.shape) == (seen.colour, seen.shape) == (colour, shape)
-    assert (found.x, found.y, found.side) == pytest.approx((21, 40, 18), abs=2)
+    ((detected,), (seen,)) = find_objects(image.numpy()), read(judge.load(SHIPPED), image[None])[0]
+    assert (detected.colour, detected.shape) == (seen.colour, seen.shape) == (colour, shape)
+    assert (detected.x, detected.y, detected.side) == pytest.approx((21, 40, 18), abs=2)
     assert (seen.x, seen.y, seen.side) == pytest.approx((21, 40, 18), abs=1.5)
     assert seen.confidence > 0.8
 
@@ -86,8 +86,8 @@ def test_every_object_is_named_and_measured(colour: str, shape: str) -> None:
 @pytest.mark.parametrize(("x", "y", "relation"), zip((12, 52, 33, 31), (33, 31, 12, 52), RELATIONS, strict=True))
 def test_positions_are_of_the_second_to_the_first(reward: Any, x: float, y: float, relation: str) -> None:
     image = scene((*RED, 32, 32, 8), (*BLUE, x, y, 8)).expand(4, -1, -1, -1)
-    asked = [metadata(RED, BLUE, position=[one, 0]) for one in RELATIONS]
-    assert scores(reward, image, asked).tolist() == [one == relation for one in RELATIONS]
+    items = [metadata(RED, BLUE, position=[kind, 0]) for kind in RELATIONS]
+    assert scores(reward, image, items).tolist() == [kind == relation for kind in RELATIONS]
 
 
 SCENES: dict[str, Any] = {
@@ -123,7 +123,7 @@ def test_a_diagonal_and_an_object_read_without_a_name_or_confidence_are_wrong() 
     assert shows([circle], metadata(RED))
     assert shows([square, circle], metadata(RED, BLUE, position=["right of", 0]))
     diagonal = [circle, replace(square, x=5.0, y=15.0)]
-    assert not any(shows(diagonal, metadata(RED, BLUE, position=[one, 0])) for one in RELATIONS)
+    assert not any(shows(diagonal, metadata(RED, BLUE, position=[kind, 0])) for kind in RELATIONS)
     assert not shows([replace(circle, confidence=0.4)], metadata(RED))
     doubts: list[dict[str, Any]] = [{"shape": None}, {"colour": None}, {"confidence": 0.4}]
     assert not any(shows([circle, replace(square, **doubt)], metadata(RED)) for doubt in doubts)
@@ -133,11 +133,11 @@ def test_images_without_objects_are_wrong(reward: Any) -> None:
     blank = torch.stack([torch.full((3, SIDE, SIDE), value) for value in (0.0, 0.5, 0.92, 1.0)])
     noise = torch.rand(20, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     red = torch.stack([scene((*SWAPPED, 32, 32, 40)), PALETTE[0][:, None, None].expand(3, SIDE, SIDE)])
-    for images, asked in ((blank, SWAPPED), (noise, SWAPPED), (noise, RED), (red, SWAPPED)):
-        assert scores(reward, images, [metadata(asked)] * len(images)).sum() == 0
+    for images, item in ((blank, SWAPPED), (noise, SWAPPED), (noise, RED), (red, SWAPPED)):
+        assert scores(reward, images, [metadata(item)] * len(images)).sum() == 0
     assert not any(find_objects(image) for image in blank.numpy())
-    assert all(0 <= verify(image, asked).graded <= 0.5 for image in blank.numpy() for asked in ASKED[:60:7])
-    assert not any(scores(reward, blank, [asked] * 4).any() for asked in ASKED[:60])
+    assert all(0 <= verify(image, item).graded <= 0.5 for image in blank.numpy() for item in METADATA[:60:7])
+    assert not any(scores(reward, blank, [item] * 4).any() for item in METADATA[:60])
 
 
 @pytest.mark.parametrize("wrong", [{}, {"include": []}, {"tag": "counting"}, metadata(("red", "bench"))])
@@ -150,11 +150,11 @@ def test_metadata_of_another_world_or_of_other_images_is_an_error(reward: Any, w
 
 
 def test_scores_are_of_each_image_alone(reward: Any, drawn: torch.Tensor) -> None:
-    asked = [*ASKED[:35], *(next(changes(one)) for one in ASKED[35:70])]
-    found = scores(reward, drawn[:70], asked)
-    assert found.dtype == torch.float32
-    assert found.tolist() == [float(scores(reward, drawn[i : i + 1], asked[i : i + 1])) for i in range(70)]
-    assert found[:35].mean() > 0.9 > 0.1 > found[35:].mean()
+    items = [*METADATA[:35], *(next(changes(item)) for item in METADATA[35:70])]
+    values = scores(reward, drawn[:70], items)
+    assert values.dtype == torch.float32
+    assert values.tolist() == [float(scores(reward, drawn[i : i + 1], items[i : i + 1])) for i in range(70)]
+    assert values[:35].mean() > 0.9 > 0.1 > values[35:].mean()
     assert scores(reward, drawn[:0], []).shape == (0,)
 
 
@@ -163,18 +163,18 @@ def test_the_verifier_s_rewards_are_its_verdicts_on_objects_detected_once(
 ) -> None:
     detected: list[Any] = []
     monkeypatch.setattr(verifier, "find_objects", lambda image: detected.append(image) or find_objects(image))
-    few, asked = 1 - drawn[:20], [*ASKED[:10], *ASKED[20:30]]
-    for one in (verifier_reward, verifier_graded_reward):
-        scores(one, few, asked)
+    few, items = 1 - drawn[:20], [*METADATA[:10], *METADATA[20:30]]
+    for scorer in (verifier_reward, verifier_graded_reward):
+        scores(scorer, few, items)
     assert len(detected) == 20
-    verdicts = verify_batch(drawn[:20], asked)
-    hard, soft = (scores(one, drawn[:20], asked) for one in (verifier_reward, verifier_graded_reward))
+    verdicts = verify_batch(drawn[:20], items)
+    hard, soft = (scores(scorer, drawn[:20], items) for scorer in (verifier_reward, verifier_graded_reward))
     assert hard.dtype == soft.dtype == torch.float32
     assert hard.tolist() == [verdict.strict for verdict in verdicts]
     assert soft.tolist() == pytest.approx([verdict.graded for verdict in verdicts])
     assert 0 < hard.mean() < 1
     assert (soft - hard).min() >= 0
-    assert torch.equal(scores(verifier_reward, drawn[:20].bfloat16(), asked), hard)
+    assert torch.equal(scores(verifier_reward, drawn[:20].bfloat16(), items), hard)
 
 
 def test_unusable_images_and_weights_are_refused_and_the_digest_is_of_weights(shipped: Judge, tmp_path: Path) -> None:

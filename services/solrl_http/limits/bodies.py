@@ -136,8 +136,8 @@ class Bodies:
         reserve(counted)
         loop, slow = asyncio.get_running_loop(), self._settings.slow_client_timeout
         pace = Pace(slow, loop.time() + slow)
-        # Of the announced size, so that it neither grows nor is copied: its value is the buffer itself. Without a size,
-        # parts are joined at the end: a buffer that grows leaves holes in the heap.
+        # A buffer of the announced size neither grows nor is copied. Without a size, parts are joined at the end,
+        # because buffers that grow leave holes in the heap.
         buffer = io.BytesIO(bytes(counted)) if counted else None
         parts: list[bytes] = []
         size, more = 0, True
